@@ -41,6 +41,7 @@ from abstain.core.bundle_format import BUNDLE_FORMAT, FORMAT_KEY, write_digest
 from abstain.core.contracts import Interaction
 from abstain.data.decision_log.log import DecisionLog
 from abstain.learning.estimators.onnx_probe import export_probe
+from abstain.learning.thresholds.risk_control import ReviewedAnswers, control_risk
 from abstain.llm.engine.loading import find_model
 from abstain.llm.engine.prompts import load_layout
 from abstain.serving.api.app import make_app
@@ -109,6 +110,8 @@ def write_bundle(folder: Path) -> None:
     """Export an untrained probe. It needs a process of its own (learning/estimators/onnx_probe.py)."""
     ref = find_model(MODEL, load_settings())
     layout = load_layout("rag-chatml-v1")
+    correct = ReviewedAnswers(np.full(100, 0.9), np.ones(100))  # made up, so that the untrained probe decides
+    guarantee = control_risk(correct, correct, metric="precision", target=0.5, confidence_level=0.9).to_guarantee()
     metadata = {
         "model": MODEL,
         "model_revision": ref.revision,
@@ -122,7 +125,7 @@ def write_bundle(folder: Path) -> None:
         "threshold": "0.5",
         FORMAT_KEY: BUNDLE_FORMAT,
         "calibration": json.dumps({"method": "none"}),
-        "guarantee": json.dumps({"guaranteed": True, "message": "none: the probe is not trained"}),
+        "guarantee": guarantee.model_copy(update={"status": "active"}).model_dump_json(),
         "scorer": json.dumps({"name": "probe", "kinds": {"probe": "probe"}, "sha256": {}, "forward_tokens": None}),
     }
     export_probe(make_untrained_probe("lstm", read_width()), folder / "probe.onnx", metadata)

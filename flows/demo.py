@@ -32,7 +32,7 @@ class DemoResult:
         retrained: Result of the retrain.
         bundle: Folder of the bundle in production.
         metrics: Its metrics.json.
-        guarantee: Its guarantee in words.
+        guarantee: Its guarantee in one sentence.
         examples: One shown and one withheld answer of the new week, if there are any.
     """
 
@@ -62,12 +62,12 @@ def run_demo() -> DemoResult:
         )
     bundle, _ = fetch_production()
     inputs = [DecisionInput(row.interaction_id, row.to_rows()[0]) for row in rows]
-    decisions = Gate.open(bundle, load_settings()).decide_all(inputs)
+    gate = Gate.open(bundle, load_settings())
+    decisions = gate.decide_all(inputs)
     by_decision = {decision.decision: (row, decision) for row, decision in zip(rows, decisions, strict=True)}
     metrics = json.loads((bundle / "metrics.json").read_text())
-    guarantee = decisions[0].guarantee if decisions else ""
     examples = [by_decision[d] for d in ("show", "abstain") if d in by_decision]
-    return DemoResult(report, retrained, bundle, metrics, guarantee, examples)
+    return DemoResult(report, retrained, bundle, metrics, gate.predictor.guarantee.message, examples)
 
 
 def _read_valid_rows(file: Path) -> list[ImportedInteraction]:

@@ -31,10 +31,13 @@ from abstain.config.yaml_editor import parse_yaml, update_yaml
 from abstain_tasks.runs.shell import QUIET
 from abstain_tasks.server.addresses import KEY
 from tests.checkout import ROOT, copy_checkout
+from tests.opaque_messages import make_messages_opaque
 from tests.ports import free_port
 from tests.postgres import postgres
 from tests.prefect_database import give_tables
 from tests.warm import warm_commands
+
+make_messages_opaque()
 
 __all__ = ["ROOT", "postgres"]
 

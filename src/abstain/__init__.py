@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from abstain.core.errors import AbstainError
     from abstain.learning.metrics import weighted_metrics as metrics
     from abstain.learning.metrics.bootstrap import Estimate, bootstrap, paired_difference
+    from abstain.learning.thresholds.guarantee import Guarantee
     from abstain.learning.thresholds.risk_control import (
         ControlledThreshold,
         InfeasibleThreshold,
@@ -50,6 +51,7 @@ __all__ = [
     "Gate",
     "GateLike",
     "Generate",
+    "Guarantee",
     "HiddenStates",
     "HttpGate",
     "InfeasibleThreshold",
@@ -79,6 +81,7 @@ _NAMES_BY_MODULE = {
     "abstain.core.contracts": ("Context", "Interaction", "Review", "Thumb"),
     "abstain.core.errors": ("AbstainError",),
     "abstain.learning.metrics.bootstrap": ("Estimate", "bootstrap", "paired_difference"),
+    "abstain.learning.thresholds.guarantee": ("Guarantee",),
     "abstain.learning.thresholds.risk_control": (
         "ControlledThreshold",
         "InfeasibleThreshold",

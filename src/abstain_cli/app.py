@@ -191,7 +191,7 @@ def status() -> None:
         f"{registry.production.occurred_at:%Y-%m-%d %H:%M} UTC\n{served}: AUROC "
         f"{format_with_interval(metrics, 'auroc')} on {holdout['rows']} answers; at threshold "
         f"{at_threshold['threshold']:.3f} precision {format_number(at_threshold['precision'])}, "
-        f"shows {at_threshold['coverage']:.1%}"
+        f"shows {at_threshold['coverage']:.1%}\nguarantee: {registry.production.guarantee.message}"
     )
     for event in reversed(registry.history):
         console.print(f"  {event.occurred_at:%Y-%m-%d %H:%M}  {event.action:8}  {event.version}  {event.reason}")

@@ -36,8 +36,6 @@ def score(
 ) -> None:
     """Show or abstain? One answer from flags, or a file of them; one JSON line each."""
     _require_one_input(file, (question, answer), context, no_context, "--question and --answer")
-    from dataclasses import asdict
-
     from abstain.config.serve_settings import load_serve_settings
     from abstain.config.settings import load_settings
     from abstain.serving.gate import DecisionInput, Gate
@@ -53,7 +51,7 @@ def score(
     for start in range(0, len(requests), AT_ONCE):
         rows = requests[start : start + AT_ONCE]
         for decision in gate.decide_all([DecisionInput(row.interaction_id, row, no_context) for row in rows]):
-            print(json.dumps(asdict(decision)), flush=True)
+            print(json.dumps(decision.to_dict()), flush=True)
 
 
 def generate(
@@ -74,8 +72,6 @@ def generate(
         ask = Generate(max_new_tokens, temperature, top_p, seed=seed)
     except ValueError as error:
         raise AbstainError(Code.USAGE, str(error)) from None
-    from dataclasses import asdict
-
     from abstain.config.serve_settings import load_serve_settings
     from abstain.config.settings import load_settings
     from abstain.serving.gate import Gate
@@ -91,7 +87,7 @@ def generate(
     _warn_about_missing_context(gate, questions, no_context)
     for start in range(0, len(questions), AT_ONCE):
         for answer in generate_answers(gate, questions[start : start + AT_ONCE], ask, allow_no_context=no_context):
-            print(json.dumps({"answer": answer.text, **asdict(answer.decision)}), flush=True)
+            print(json.dumps({"answer": answer.text, **answer.decision.to_dict()}), flush=True)
 
 
 def _require_one_input(

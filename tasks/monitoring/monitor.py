@@ -11,7 +11,7 @@ import pandas as pd
 import yaml
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential
 
-from abstain.config.params import LLMParams, Params, ThresholdParams, load_params
+from abstain.config.params import LLMParams, Params, load_params
 from abstain.config.settings import Settings, get_decision_log_url
 from abstain.core import paths
 from abstain.core.codes import Code
@@ -217,13 +217,12 @@ def emit_alarm_events(raised: Sequence[RaisedAlarm], live: str | None) -> None:
 
 
 def _load_monitored_version(workspace: Workspace, registry: Registry, name: str) -> MonitoredVersion:
-    """Read guarantee and base model of a version from the parameters at its tag; empty for an unknown version."""
+    """Read the guarantee of a version, and its base model from the parameters at its tag; empty if it is unknown."""
     event = next((event for event in reversed(registry.history) if event.version == name), None)
     tag = make_version_tag(name)
     if event is None or not succeeds(workspace.path, "git", "rev-parse", "--quiet", "--verify", f"{tag}^{{commit}}"):
         return MonitoredVersion(name, None)
     content = yaml.safe_load(workspace.git("show", f"{tag}:{paths.PARAMS}"))
-    threshold = ThresholdParams.model_validate(content["threshold"])
-    guarantee = GuaranteedTarget(threshold.metric, threshold.target) if event.guaranteed else None
+    guarantee = GuaranteedTarget(event.guarantee.metric, event.guarantee.target) if event.has_guarantee else None
     llm = LLMParams.model_validate(content["llm"])
     return MonitoredVersion(name, guarantee, None if llm.layer == "auto" else llm)

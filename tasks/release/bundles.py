@@ -20,6 +20,7 @@ from abstain.core.bundle_format import compute_sha256, is_intact, write_digest
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_json
+from abstain.learning.thresholds.guarantee import Guarantee
 from abstain.release.registry import RegistryEvent, make_version_tag, parse_registry
 from abstain.release.shadow import Shadow, make_shadow_name
 from abstain_tasks.runs.shell import git, run
@@ -175,9 +176,9 @@ def build_bundle(root: Path, record: dict[str, Any], candidate: str, holdout: st
     Returns:
         The event for the registry.
     """
-    version = record["version"]
+    version, guarantee = record["version"], record["guarantee"]
     bundle = root / paths.RELEASE
-    onnx = _write_scorer(root, bundle, {"version": version, **_make_guarantee_metadata(root, record)})
+    onnx = _write_scorer(root, bundle, {"version": version, "guarantee": json.dumps(guarantee, sort_keys=True)})
     report = sorted((root / paths.REPORT).iterdir())
     for file in (paths.METRICS, paths.EVALUATION, paths.PARAMS, Path(REQUIREMENTS), *report):
         shutil.copy(root / file, bundle / file.name)
@@ -190,8 +191,7 @@ def build_bundle(root: Path, record: dict[str, Any], candidate: str, holdout: st
         occurred_at=datetime.fromisoformat(record["decided_at"]),
         holdout_sha256=holdout,
         reason=_describe_promotion_reason(record["erasure"], record["new_holdout_reason"]),
-        guaranteed=record["guaranteed"],
-        additional_reviews=record["additional_reviews"],
+        guarantee=Guarantee.model_validate(guarantee),
         kind=json.loads((root / paths.SCORER_CHOICE).read_text())["kind"],
         bundle_sha256=write_digest(bundle),
     )
@@ -239,18 +239,6 @@ def _write_scorer(root: Path, bundle: Path, metadata: dict[str, str]) -> Path:
     shutil.copytree(root / paths.ONNX_PARTS, bundle / paths.RELEASED_PARTS.name)
     _write_smoke_test(root, bundle)
     return onnx
-
-
-def _make_guarantee_metadata(root: Path, record: dict[str, Any]) -> dict[str, str]:
-    """Make the ONNX metadata of a version without a checked guarantee; empty for one with a guarantee."""
-    from abstain.learning.estimators.onnx_probe import OnnxProbe
-
-    if record["guaranteed"]:
-        return {}
-    guarantee = json.loads(OnnxProbe(root / paths.ONNX).metadata["guarantee"])
-    reason, additional_reviews = record["missing_guarantee_reason"], record["additional_reviews"]
-    unchecked = {"guaranteed": False, "message": reason, "additional_reviews": additional_reviews}
-    return {"guarantee": json.dumps({**guarantee, **unchecked}, sort_keys=True)}
 
 
 def _describe_promotion_reason(erasure: dict[str, Any] | None, new_holdout: str | None) -> str:

@@ -18,6 +18,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.core.reasons import Reason
+from abstain.learning.thresholds.guarantee import Guarantee
 from abstain.release.promotion_check import ComparisonRule, PromotionDecision, describe_failure
 from abstain.release.registry import Registry, get_next_version, load_registry, make_version_tag
 from abstain.release.shadow import should_shadow_rejected
@@ -115,7 +116,8 @@ def promote_candidate(
         registry.require_taint()
     same = registry.production is not None and registry.production.candidate_sha256 == candidate and taint is None
     tuned = json.loads((workspace.path / paths.THRESHOLD).read_text())
-    if same and (registry.has_guarantee or not tuned["guaranteed"]):
+    guarantee = Guarantee.model_validate(tuned["guarantee"])
+    if same and (registry.has_guarantee or guarantee.status == "none"):
         return _finish_unchanged(workspace, registry, base_commit)
     if blocked := next(
         (
@@ -168,7 +170,7 @@ def promote_candidate(
         **decision.to_dict(),
         "version": version if decision.is_approved else None,
         **inputs,
-        "largest_reviewer": tuned["largest_reviewer"],
+        "guarantee": decision.conclude(guarantee, metrics["holdout"]).model_dump(mode="json"),
         "comparison": (spent_budget or budget).used or None,  # sums: a later record may take this one's file
         "alpha_spent": (spent_budget or budget).alpha_spent or None,
         "decided_at": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -6,6 +6,7 @@ torch and ONNX Runtime are imported by the functions that score, because most ru
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import compute_holdout_digest, select_reviewed, split_by_sampling
 from abstain.ingest.erasure import count_erased_answers
 from abstain.learning.metrics.weighted_metrics import row_weights
+from abstain.learning.thresholds.guarantee import Guarantee
 from abstain.release.champion_comparison import ComparisonBudget
 from abstain.release.evaluation_set import CANDIDATE, EvaluationSet
 from abstain.release.holdout_guarantee import MissingGuarantee, explain_unchecked_guarantee
@@ -77,21 +79,23 @@ def check_candidate_in_workspace(
         names.append(champion)
     candidate = OnnxProbe(workspace.path / paths.ONNX).metadata
     tuned = json.loads((workspace.path / paths.THRESHOLD).read_text())
+    guarantee = Guarantee.model_validate(tuned["guarantee"])
+    precision = math.nan if guarantee.estimates.precision is None else guarantee.estimates.precision
     printed = run(["python", "-m", "abstain.serving.scorer_latency", str(paths.ONNX)], workspace.path)
     latency = json.loads(printed.splitlines()[-1])  # warnings of libraries may precede it
     is_error_rate = params.threshold.metric == "error_rate"
     threshold = float(candidate["threshold"])
     holdout, newest = (
-        _make_evaluation_set(split_by_sampling(scores[scores["split"] == split], tuned["sampled"])[0], names)
+        _make_evaluation_set(split_by_sampling(scores[scores["split"] == split], guarantee.evidence.sampled)[0], names)
         for split in ("holdout", "newest")
     )
     allow_missing = params.threshold.on_infeasible == "heuristic"
     missing_guarantee = _find_missing_guarantee(
-        workspace, params, tuned, holdout, threshold, champion_event is not None
+        workspace, params, guarantee, holdout, threshold, champion_event is not None
     )
     measurements = CandidateMeasurements(
         threshold=threshold,
-        target_precision=tuned["precision"] if is_error_rate else params.threshold.target,
+        target_precision=precision if is_error_rate else params.threshold.target,
         target_error_rate=params.threshold.target if is_error_rate else None,
         parity=json.loads((workspace.path / paths.PARITY).read_text())["max_abs_difference"],
         latency_p99_ms=latency["p99_ms"],
@@ -155,14 +159,14 @@ def _add_champion(
 def _find_missing_guarantee(
     workspace: Workspace,
     params: Params,
-    tuned: dict[str, Any],
+    guarantee: Guarantee,
     holdout: EvaluationSet,
     threshold: float,
     has_champion: bool,
 ) -> MissingGuarantee | None:
     """Say why nothing is guaranteed, or why the guarantee cannot be checked; None if it can be."""
-    if not tuned["guaranteed"]:
-        return MissingGuarantee(tuned["message"], tuned["additional_reviews"])
+    if guarantee.status == "none":
+        return MissingGuarantee(guarantee.message, guarantee.additional_reviews)
     if params.threshold.on_infeasible == "heuristic" and not has_champion:
         # With a champion, whose guarantee was checked, a guarantee that cannot be checked is rejected.
         reviews = len(select_reviewed(pd.read_parquet(workspace.path / paths.DATASET, columns=["source"])))

@@ -18,7 +18,7 @@ from abstain.core.errors import AbstainError
 from abstain.data.store.dataframes import StoreFrames, read_frames
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import assign_splits
-from abstain.learning.thresholds.risk_control import MIN_GROUPS
+from abstain.learning.thresholds.guarantee import MIN_GROUPS
 from abstain.release.registry import RegistryEvent
 from abstain_tasks.runs.git_commit import commit
 from abstain_tasks.runs.run_params import edit_params
@@ -44,7 +44,7 @@ def write_promotion_params(workspace: Workspace, event: RegistryEvent) -> bool:
     """
     params = load_params(workspace.path / paths.PARAMS)
     values: dict[str, dict[str, Any]] = {}
-    if event.guaranteed and params.split.holdout_frozen_at is None:
+    if event.has_guarantee and params.split.holdout_frozen_at is None:
         frames = read_frames(DataStore(workspace.path / paths.DATA))
         values["split"] = {"holdout_frozen_at": _get_time_after_all_rows(frames)}
     if params.serve.current_kind != event.kind:

@@ -49,12 +49,12 @@ class Withholding:
     on_unavailable = "abstain"
 
     def decide(self, *_: Any) -> Decision:
-        return Decision("i-1", "abstain", 0.1, 0.5, "v1.0.0", "made up")
+        return Decision("i-1", "abstain", 0.1, 0.5, "v1.0.0", None)
 
 
 class Showing(Withholding):
     def decide(self, *_: Any) -> Decision:
-        return Decision("i-1", "show", 0.9, 0.5, "v1.0.0", "made up", show=True)
+        return Decision("i-1", "show", 0.9, 0.5, "v1.0.0", None, show=True)
 
 
 def given(show: Callable[[], Any]) -> str:

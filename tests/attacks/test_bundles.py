@@ -202,7 +202,7 @@ def test_no_edit_of_the_registry_serves_another_version(
         changed(registry, version="v9.9.9"),
         changed(registry, version="v1.2"),
         changed(registry, action="serve"),
-        changed(registry, guaranteed="perhaps"),
+        changed(registry, guarantee="perhaps"),
         changed(registry, evil=1),
         changed(registry, schema_version=2),
         "{",

@@ -65,7 +65,7 @@ def test_the_released_file_names_its_site(project: Project) -> None:
     assert carried["layout"] == "rag-chatml-v1" and len(carried["model_revision"]) == 16
     assert 0 < float(carried["threshold"]) < 1
     assert carried["architecture"] == "linear" and json.loads(carried["calibration"])["method"] == "isotonic"
-    assert json.loads(carried["guarantee"])["guaranteed"] is True
+    assert json.loads(carried["guarantee"])["status"] == "active"
     assert hashlib.sha256(file.read_bytes()).hexdigest() == in_production(project)["sha256"]
 
 
@@ -107,9 +107,8 @@ def test_scores_one_answer_from_flags_and_many_from_a_file(project: Project, tmp
     assert all((v["confidence"] >= v["threshold"]) == (v["decision"] == "show") for v in verdicts)
     assert len({round(v["confidence"], 3) for v in verdicts}) > 10
     contexts = [part for context in rows[0]["contexts"] for part in ("--context", context["text"])]
-    assert all(
-        v["guarantee"].startswith("error rate of at most 0.25 of all answers at confidence 0.9") for v in verdicts
-    )
+    guarantee = {"status": "active", "metric": "error_rate", "target": 0.25, "confidence": 0.9}
+    assert all(v["guarantee"] == {**guarantee, "population": "all_answers"} for v in verdicts)
     by_confidence = sorted(verdicts, key=lambda v: v["confidence"])
     probabilities = [v["probability"] for v in by_confidence]
     assert probabilities == sorted(probabilities) and 0 <= probabilities[0] < probabilities[-1] <= 1

@@ -113,8 +113,8 @@ def test_promoted_probe_decides_which_rows_are_uncertain(
     assert frame["drift"].between(-1e-6, 2).sum() == frame["drift"].notna().sum() > 40
     frame["reviewed"] = False  # of the sample nearly all are
     design = draw_sample(frame, 12, 0.5, 0, threshold)
-    assert design.rows["why"].value_counts().to_dict() == {"random": 6, "uncertain": 3, "drift": 3}
+    assert design.rows["reason"].value_counts().to_dict() == {"random": 6, "uncertain": 3, "drift": 3}
     doubt = (frame.loc[~frame["reviewed"], "confidence"] - threshold).abs()
-    assert set(doubt.nsmallest(3).index) == set(design.rows.index[design.rows["why"] == "uncertain"])
+    assert set(doubt.nsmallest(3).index) == set(design.rows.index[design.rows["reason"] == "uncertain"])
     rows = read_rows(make_review_file(collect_sample(design, window, DataStore(workspace.path / "data")), SEAL_KEY))
-    assert Counter(row.cells["why"] for row in rows) == {"random": 6, "uncertain": 3, "drift": 3}
+    assert Counter(row.cells["reason"] for row in rows) == {"random": 6, "uncertain": 3, "drift": 3}

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from abstain.release.registry import RegistryEvent
+from tests.learning.thresholds.builders import make_guarantee
 
 
 def promotion(version: str = "v1.0.0", **changes: Any) -> RegistryEvent:
@@ -16,8 +17,7 @@ def promotion(version: str = "v1.0.0", **changes: Any) -> RegistryEvent:
         "occurred_at": datetime(2026, 11, 1, tzinfo=UTC),
         "holdout_sha256": "0" * 64,
         "reason": "approved by the promotion checks",
-        "guaranteed": True,
-        "additional_reviews": None,
+        "guarantee": make_guarantee(),
         "kind": "probe",
         "bundle_sha256": "0" * 64,
     }

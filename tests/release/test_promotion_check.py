@@ -17,6 +17,7 @@ import pytest
 from abstain.config.params import PromotionParams
 from abstain.core.codes import Code
 from abstain.learning.metrics.bootstrap import BootstrapConfig
+from abstain.learning.thresholds.guarantee import HoldoutResult
 from abstain.release import evaluation_set
 from abstain.release.champion_comparison import EMPTY_BUDGET, ComparisonBudget
 from abstain.release.evaluation_set import CANDIDATE, EvaluationSet, PromotionCheck
@@ -28,6 +29,7 @@ from abstain.release.promotion_check import (
     check_candidate,
     describe_failure,
 )
+from tests.learning.thresholds.builders import make_guarantee, make_missing_guarantee
 
 PARAMS = PromotionParams(
     false_promotion_rate=0.1,
@@ -620,20 +622,33 @@ def test_a_candidate_without_a_guarantee_goes_live_only_where_it_may() -> None:
     assert not judged(few, few, replace(UNGUARANTEED, latency_p99_ms=21), champion=None).is_approved
 
 
+AT_HOLDOUT = {
+    "rows": 100,
+    "at_threshold": {
+        "coverage": 0.4,
+        "precision": 0.9,
+        "shown": 40,
+        "precision_low": 0.8,
+        "precision_high": None,
+        "error_rate_low": None,
+        "error_rate_high": 0.06,
+    },
+}
+
+
 def test_the_decision_says_as_data_whether_anything_is_guaranteed_and_what_is_missing() -> None:
-    first, refused = (
-        judged(measured=replace(UNGUARANTEED, allow_missing_guarantee=may), champion=None).to_dict()
-        for may in (True, False)
-    )
-    for record, approved in ((first, True), (refused, False)):
-        assert (record["approved"], record["guaranteed"], record["additional_reviews"]) == (approved, False, 500)
-    assert first["missing_guarantee_reason"] == "none yet: about 500 more reviews are needed"
-    kept, missed = judged().to_dict(), judged(measured=replace(MEASURED, target_precision=1.2)).to_dict()
-    assert (kept["approved"], kept["guaranteed"]) == (True, True)
-    assert (missed["approved"], missed["guaranteed"]) == (False, False)
-    assert {record[key] for record in (kept, missed) for key in ("missing_guarantee_reason", "additional_reviews")} == {
-        None
-    }
+    tuned, missing = make_guarantee(status="unchecked", holdout=None), make_missing_guarantee(500)
+    for may in (True, False):
+        decision = judged(measured=replace(UNGUARANTEED, allow_missing_guarantee=may), champion=None)
+        assert decision.is_approved is may and decision.conclude(missing, AT_HOLDOUT) == missing
+        assert decision.conclude(tuned, AT_HOLDOUT) == tuned.model_copy(update={"additional_reviews": 500})
+    kept, missed = judged(), judged(measured=replace(MEASURED, target_precision=1.2))
+    assert not missed.is_approved and missed.conclude(tuned, AT_HOLDOUT) == tuned
+    result = HoldoutResult(reviews=40, value=0.9, low=0.8, high=None)
+    assert kept.conclude(tuned, AT_HOLDOUT) == tuned.model_copy(update={"status": "active", "holdout": result})
+    error_rate = tuned.model_copy(update={"metric": "error_rate"})
+    result = HoldoutResult(reviews=100, value=0.4 * (1 - 0.9), low=None, high=0.06)
+    assert kept.conclude(error_rate, AT_HOLDOUT).holdout == result
 
 
 def showing(shown: int, hidden: int = 50) -> EvaluationSet:

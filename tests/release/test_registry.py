@@ -19,6 +19,7 @@ from abstain.release.registry import (
     parse_version,
     parse_version_tags,
 )
+from tests.learning.thresholds.builders import make_missing_guarantee
 from tests.release.events import promotion
 
 
@@ -39,8 +40,9 @@ def rolled_back(made: Registry, wanted: str | None = None, reason: str = "compla
 
 def test_a_version_without_a_guarantee_is_marked_with_the_reviews_that_are_missing() -> None:
     plain = event("v1.0.0")
-    unknown = plain.model_copy(update={"guaranteed": False})
-    missing = unknown.model_copy(update={"additional_reviews": 1200})
+    unknown, missing = (
+        plain.model_copy(update={"guarantee": make_missing_guarantee(reviews)}) for reviews in (None, 1200)
+    )
     assert [one.notice for one in (plain, unknown, missing)] == [
         "",
         "without a guarantee",

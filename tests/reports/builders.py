@@ -27,14 +27,13 @@ NASTY = (TAG, LINK, TABLE, CONTROL, "Donaudampfschifffahrtsgesellschaft" * 12)
 """Texts of people; the file with the made-up results has each of them."""
 
 AT_THRESHOLD, THRESHOLD = "metrics.holdout.at_threshold", "evaluation.threshold"
+GUARANTEE = f"{THRESHOLD}.guarantee"
 INFEASIBLE = {
-    f"{THRESHOLD}.guaranteed": False,
     f"{THRESHOLD}.threshold": HEURISTIC,
-    f"{THRESHOLD}.precision": 0.8511,
-    f"{THRESHOLD}.coverage": 0.5649,
-    f"{THRESHOLD}.p_value": None,
-    f"{THRESHOLD}.message": "no threshold reaches precision 0.8 at confidence 0.9 with 206 reviewed answers",
-    f"{THRESHOLD}.reviews_needed": 4812,
+    f"{GUARANTEE}.status": "none",
+    f"{GUARANTEE}.estimates": {"coverage": 0.5649, "precision": 0.8511, "error_rate": 0.0841},
+    f"{GUARANTEE}.evidence.p_value": None,
+    f"{GUARANTEE}.additional_reviews": 4812,
     f"{AT_THRESHOLD}.threshold": HEURISTIC,
     f"{AT_THRESHOLD}.coverage": 0.515,
     f"{AT_THRESHOLD}.precision": 0.7214,
@@ -52,8 +51,10 @@ UNDEFINED = {
     "metrics.holdout.at_heuristic": None,
     "metrics.holdout.self_selected": {"rows": 31, "coverage": 0.4, "precision": 0.9},
     f"{THRESHOLD}.heuristic": None,
-    f"{THRESHOLD}.sampled": False,
-    f"{THRESHOLD}.largest_reviewer": None,
+    f"{GUARANTEE}.population": "answers_like_reviewed",
+    f"{GUARANTEE}.evidence.sampled": False,
+    f"{GUARANTEE}.evidence.reviewers": None,
+    f"{GUARANTEE}.evidence.largest_reviewer_share": None,
     "evaluation.skipped": {},
     "evaluation.neither": None,
     "evaluation.unranked": "",

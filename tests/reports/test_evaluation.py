@@ -21,12 +21,12 @@ from abstain.reports.plots import PLOTS
 from abstain.reports.templating import TEMPLATES
 from tests.reports.builders import (
     AT_THRESHOLD,
+    GUARANTEE,
     GUARANTEED,
     HEURISTIC,
     LINK,
     NASTY,
     TAG,
-    THRESHOLD,
     evaluated,
     read_results,
 )
@@ -91,7 +91,7 @@ KEPT, BROKEN, NOTHING, FEW = rates(0.8723), rates(0.7851), rates(None, 0.0, 0), 
 def test_verdict_comes_first_in_its_state(
     state: State, metric: str, target: float, changed: dict[str, Any], guaranteed: bool
 ) -> None:
-    changed = {**changed, f"{THRESHOLD}.metric": metric, f"{THRESHOLD}.target": target}
+    changed = {**changed, f"{GUARANTEE}.metric": metric, f"{GUARANTEE}.target": target}
     given = evaluated(guaranteed=guaranteed, changed=changed)
     verdict = make_verdict(given.result)
     assert verdict.state == state
@@ -105,18 +105,21 @@ def test_missed_target_is_counted_and_compared_with_chance() -> None:
     def shortfall(target: float = 0.85, low: float | None = None, high: float | None = None, **more: Any) -> str:
         interval = {f"{AT_THRESHOLD}.precision_low": low, f"{AT_THRESHOLD}.precision_high": high}
         changed = {**BROKEN, **interval, "metrics.holdout.effective_sample_size": 187.0, **more}
-        return make_verdict(evaluated(changed=changed | {f"{THRESHOLD}.target": target}).result).shortfall
+        return make_verdict(evaluated(changed=changed | {f"{GUARANTEE}.target": target}).result).shortfall
 
     assert re.findall(r"\d+", shortfall()) == ["6", "94"]
     assert "may be chance" in shortfall(low=0.7, high=0.86) and "may be chance" not in shortfall(low=0.7, high=0.84)
-    assert re.findall(r"\d+", shortfall(0.1, **{f"{THRESHOLD}.metric": "error_rate"})) == ["1", "187"]
+    assert re.findall(r"\d+", shortfall(0.1, **{f"{GUARANTEE}.metric": "error_rate"})) == ["1", "187"]
     assert shortfall(0.75) == ""
 
 
 def test_unchecked_guarantee_is_nowhere_told_as_checked() -> None:
     unchecked = render_markdown(changed=FEW)
-    assert len(re.findall("not checked yet", unchecked)) == 4, "verdict, key figures, thresholds, model card"
-    assert "not checked yet" not in MARKDOWN + render_markdown(guaranteed=False, changed=FEW)
+    assert len(re.findall("not checked (on the hold-out )?yet", unchecked)) == 4, (
+        "verdict, figures, thresholds, model card"
+    )
+    checked = MARKDOWN + render_markdown(guaranteed=False, changed=FEW)
+    assert not re.search("not checked (on the hold-out )?yet", checked)
 
 
 def test_result_is_read_and_written_with_the_same_values() -> None:
@@ -155,7 +158,7 @@ def test_marked_thresholds_stand_out_and_no_others() -> None:
 
 
 def test_slices_below_the_target_are_named_lowest_first() -> None:
-    text = find_section(render_markdown(changed={f"{THRESHOLD}.target": 0.95}), "Slices").partition("*The")[0]
+    text = find_section(render_markdown(changed={f"{GUARANTEE}.target": 0.95}), "Slices").partition("*The")[0]
     below = [row for row in evaluated().result.evaluation.slices if row.precision is not None and row.precision < 0.95]
     places = [
         text.index(f"({100 * (row.precision or 0):.1f} %)") for row in sorted(below, key=lambda row: row.precision or 0)

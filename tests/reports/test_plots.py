@@ -89,7 +89,10 @@ def test_both_thresholds_and_the_target_are_named() -> None:
         render_plot(
             "threshold",
             evaluated(
-                changed={"evaluation.threshold.metric": "error_rate", "evaluation.threshold.target": 0.05}
+                changed={
+                    "evaluation.threshold.guarantee.metric": "error_rate",
+                    "evaluation.threshold.guarantee.target": 0.05,
+                }
             ).tables["threshold"],
         )
     )

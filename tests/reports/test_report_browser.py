@@ -19,16 +19,16 @@ from abstain.reports.page import render_html
 from abstain.reports.plots import PLOTS, render_plot
 from abstain.reports.theme import DARK, LIGHT
 from tests.browser import headless
-from tests.reports.builders import NASTY, THRESHOLD, evaluated
+from tests.reports.builders import GUARANTEE, NASTY, evaluated
 from tests.reports.data_reports.test_pages import FAILED, HOSTILE, REFUSED, report
 
 pytestmark = pytest.mark.slow
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "kept": {},
-    "missed": {"changed": {f"{THRESHOLD}.target": 0.97}},
+    "missed": {"changed": {f"{GUARANTEE}.target": 0.97}},
     "unguaranteed": {"guaranteed": False},
-    "error rate": {"changed": {f"{THRESHOLD}.metric": "error_rate", f"{THRESHOLD}.target": 0.1}},
+    "error rate": {"changed": {f"{GUARANTEE}.metric": "error_rate", f"{GUARANTEE}.target": 0.1}},
 }
 HEADLINES = {
     "kept": "Guarantee kept on the hold-out",

@@ -13,10 +13,12 @@ from abstain.llm.engine.loading import find_model
 from abstain.llm.engine.prompts import load_layout
 from abstain.serving.request_files import make_interaction_from_texts
 from tests.learning.estimators.builders import write_mean_probe
+from tests.learning.thresholds.builders import make_guarantee, make_missing_guarantee
 from tests.llm.builders import WIDTH
 
 LAYOUT = "rag-plain-v1"
-GUARANTEE = json.dumps({"guaranteed": True, "message": "precision of at least 0.8"})
+GUARANTEE = make_guarantee().model_dump_json()
+MISSING_GUARANTEE = make_missing_guarantee().model_dump_json()
 FUSION = Fusion(
     ("min_log_prob", "probe"), (-3.0, 0.1), (2.0, 0.5), (0.8, 0.6), (0.0, -0.5), intercept=0.2, strength=1.0
 )
@@ -37,7 +39,7 @@ def metadata(model: Path, settings: Settings) -> dict[str, str]:
         "includes_eos": "true",
         "scorer": json.dumps({"name": "probe", "kinds": {"probe": "probe"}, "sha256": {}, "forward_tokens": None}),
         "threshold": "0.5",
-        "guarantee": json.dumps({"guaranteed": False, "message": "nothing was guaranteed"}),
+        "guarantee": MISSING_GUARANTEE,
         "calibration": json.dumps({"method": "none"}),
     }
 

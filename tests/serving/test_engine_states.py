@@ -34,7 +34,7 @@ from abstain.serving.feature_spec import FeatureSpec
 from abstain.serving.predictor import Predictor
 from tests.checkout import ROOT
 from tests.llm.builders import LAYERS, WIDTH
-from tests.serving.builders import requests
+from tests.serving.builders import GUARANTEE, requests
 from tests.serving.engine_files import PlainModel, file_of, plain_prompt
 
 LIMIT = 1 << 24
@@ -430,7 +430,7 @@ def test_the_page_decides_by_a_file_of_vllm(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    predictor = without_eos(guarantee='{"guaranteed": true, "message": "m"}')
+    predictor = without_eos(guarantee=GUARANTEE)
     folder = tmp_path / ".abstain" / "releases" / "v1.0.0"
     folder.parent.mkdir(parents=True)
     (tmp_path / "bundle").rename(folder)

@@ -12,6 +12,7 @@ from abstain.serving import explanation as module
 from abstain.serving.feature_spec import FeatureSpec
 from abstain.serving.gate import DecisionInput, Gate, make_interaction
 from abstain.serving.predictor import Predictor
+from tests.serving.builders import GUARANTEE
 from tests.serving.status_page.builders import fused_release
 
 
@@ -38,7 +39,7 @@ def test_the_pieces_make_the_answer_and_their_likelihood_is_what_the_signal_read
 def test_a_scorer_that_is_no_fusion_has_its_own_score_alone(
     opened: Callable[..., Predictor], settings: Settings
 ) -> None:
-    predictor = opened(guarantee='{"guaranteed": true, "message": "m"}')
+    predictor = opened(guarantee=GUARANTEE)
     gate = Gate(predictor, FeatureSpec.from_scorer(predictor.scorer, settings))
     found = gate.explain(make_interaction("What?", ["That."], "This."))
     assert found.scores == {gate.predictor.scorer.name: pytest.approx(found.decision.confidence)}

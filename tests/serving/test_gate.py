@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 
 import pytest
 import torch
 
 import abstain
+from abstain.core.codes import Code
 from abstain.core.contracts import Context
 from abstain.core.errors import AbstainError
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.llm.engine.prompts import Layout
 from abstain.serving.gate import Gate, make_interaction
 from abstain.serving.predictor import Predictor
-from tests.serving.builders import GUARANTEE
+from tests.serving.builders import GUARANTEE, MISSING_GUARANTEE
 
 TEXTS = ("What is the fee?", ["The fee is 5."], "5")
 
@@ -45,16 +45,16 @@ def test_the_states_alone_give_the_same_and_cost_nothing(open_gate: Callable[...
 
 
 def test_what_is_no_decision_is_withheld_unless_chosen(open_gate: Callable[..., Gate]) -> None:
-    said = json.dumps({"guaranteed": False, "message": "12 more reviews are needed"})
     for on_unavailable in ("abstain", "show"):
         gate = open_gate(on_unavailable)
         nothing = gate.decide("What is the fee?", [], "5")
         unnamed = gate.decide(response=None, interaction_id="i-1")
-        unguaranteed = open_gate(on_unavailable, guarantee=said).decide(*TEXTS)
+        unguaranteed = open_gate(on_unavailable, guarantee=MISSING_GUARANTEE).decide(*TEXTS)
         for decision in (nothing, unnamed, unguaranteed):
             assert decision.decision == "unavailable" and decision.show is (on_unavailable == "show")
-        assert "the hidden states of the answer" in (unnamed.reason or "")
-        assert unguaranteed.confidence is not None and "12 more reviews" in (unguaranteed.reason or "")
+        assert unnamed.reason is not None and "the hidden states of the answer" in unnamed.reason.message
+        assert unguaranteed.confidence is not None and unguaranteed.reason is not None
+        assert unguaranteed.reason.code is Code.NO_THRESHOLD
 
 
 def test_an_answer_without_context_is_decided_on_where_that_is_meant(open_gate: Callable[..., Gate]) -> None:

@@ -105,7 +105,7 @@ def test_an_answer_that_is_written_here_is_read_once_it_is_there(fused: Predicto
 def test_an_answer_too_long_for_the_base_model_is_refused_by_a_fusion_too(fused: Predictor) -> None:
     fine, long = requests(2)
     refused, decided = fused.decide_interactions([long.model_copy(update={"answer": "x" * 600}), fine])
-    assert refused.confidence is None and "tokens are more than the 512" in (refused.reason or "")
+    assert refused.confidence is None and "tokens are more than the 512" in str(refused.reason)
     assert decided.confidence is not None and decided.reason is None
 
 
@@ -118,7 +118,7 @@ def test_the_writers_scores_need_no_base_model(by_writer: Predictor, monkeypatch
     assert sure.confidence is not None and unsure.confidence is not None and sure.confidence > unsure.confidence
     assert long.confidence == unsure.confidence, "there is no window that it would have to fit"
     assert (silent.decision, silent.confidence) == ("abstain", None)
-    assert "writer has no score for this answer" in (silent.reason or "")
+    assert "writer has no score for this answer" in str(silent.reason)
     backlog = score_backlog(by_writer, lambda: rows, 5, rank=len)
     assert backlog.confidences.keys() == {"i-0", "i-1", "i-3"} and (backlog.cached, backlog.computed) == (4, 0)
 
@@ -129,7 +129,7 @@ def test_the_writers_scores_wait_for_no_base_model(by_writer: Predictor, setting
     assert not isinstance(scored, UnreadAnswer) and scored.decision.confidence is not None
     nothing = gate.score_without_model(DecisionInput("i-1", None))
     assert not isinstance(nothing, UnreadAnswer) and nothing.decision.decision == "unavailable"
-    assert f"the scorer needs more: {WRITER_SCORES_NAME};" in (nothing.decision.reason or "")
+    assert f"the scorer needs more: {WRITER_SCORES_NAME};" in str(nothing.decision.reason)
 
 
 def test_latency_is_of_all_parts(fused: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from abstain.core.errors import AbstainError, parse_error_line
 from abstain.data.decision_log import queries
 from abstain.data.decision_log.log import DecisionLog
 from abstain.learning.estimators.onnx_logistic import logistic_to_onnx
+from abstain.learning.thresholds.guarantee import Guarantee
 from abstain.llm.engine.engine import Engine
 from abstain.serving.api.app import make_app
 from abstain.serving.gate import Gate, make_interaction
@@ -29,15 +30,15 @@ from abstain.serving.service.gate_service import GateService
 from abstain.serving.service.keys import ApiKeys
 from abstain.serving.service.version_follower import VersionFollower
 from abstain_cli import app as cli
+from tests.learning.thresholds.builders import make_guarantee
 from tests.serving.api.conftest import BASE, MadeUpReleases
-from tests.serving.builders import GUARANTEE, release
+from tests.serving.builders import GUARANTEE, MISSING_GUARANTEE, release
 from tests.serving.test_live_scorer import WRITER
 
 pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
 
 QUESTION, CONTEXTS, ANSWER = "What is the fee?", ["The fee is 5."], "5"
 LONG = "x" * 600
-UNGUARANTEED = json.dumps({"guaranteed": False, "message": "12 more reviews are needed"})
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Case:
     """What is asked about a release with these changes, and what is decided."""
 
     decision: str
-    reason: str | None
+    code: str | None
     question: str = QUESTION
     contexts: tuple[str, ...] = tuple(CONTEXTS)
     answer: str = ANSWER
@@ -60,19 +61,13 @@ class Case:
 
 CASES = {
     "shown": Case("show", None, is_scored=True),
-    "no context": Case("unavailable", "A206: no context was given", contexts=()),
-    "no guarantee": Case(
-        "unavailable", "A302: version v1.0.0 has no guarantee: 12 more reviews", guarantee=UNGUARANTEED, is_scored=True
-    ),
-    "no context and no guarantee": Case(
-        "unavailable", "A206: no context was given", contexts=(), guarantee=UNGUARANTEED
-    ),
-    "too long": Case("abstain", "A203: ", question=LONG, answer=LONG),
-    "too long and no guarantee": Case("unavailable", "A203: ", question=LONG, answer=LONG, guarantee=UNGUARANTEED),
-    "no score": Case("abstain", "A206: the scorer writer has no score", scorer="writer"),
-    "no score and no guarantee": Case(
-        "unavailable", "A206: the scorer writer has no score", scorer="writer", guarantee=UNGUARANTEED
-    ),
+    "no context": Case("unavailable", "A206", contexts=()),
+    "no guarantee": Case("unavailable", "A302", guarantee=MISSING_GUARANTEE, is_scored=True),
+    "no context and no guarantee": Case("unavailable", "A206", contexts=(), guarantee=MISSING_GUARANTEE),
+    "too long": Case("abstain", "A203", question=LONG, answer=LONG),
+    "too long and no guarantee": Case("unavailable", "A203", question=LONG, answer=LONG, guarantee=MISSING_GUARANTEE),
+    "no score": Case("abstain", "A206", scorer="writer"),
+    "no score and no guarantee": Case("unavailable", "A206", scorer="writer", guarantee=MISSING_GUARANTEE),
 }
 
 
@@ -89,11 +84,11 @@ class Doors:
 
     def gate(self, case: Case) -> dict[str, Any]:
         gate = Gate.open(self.folder, self.settings)
-        return asdict(gate.decide(case.question, case.contexts, case.answer))
+        return gate.decide(case.question, case.contexts, case.answer).to_dict()
 
     def tried_on_the_page(self, case: Case) -> dict[str, Any]:
         gate = Gate.open(self.folder, self.settings)
-        return asdict(gate.explain(make_interaction(case.question, case.contexts, case.answer)).decision)
+        return gate.explain(make_interaction(case.question, case.contexts, case.answer)).decision.to_dict()
 
     def abstain_score(self, case: Case) -> dict[str, Any]:
         return self._run("score", "-q", case.question, "-a", case.answer, *self._flags(case))
@@ -113,7 +108,7 @@ class Doors:
             return httpx.Response(sent.status_code, content=sent.content)
 
         gate = HttpGate(BASE, transport=httpx.MockTransport(send))
-        return asdict(decide_if_complete(gate, case.question, case.contexts, case.answer))  # type: ignore[call-overload, no-any-return]
+        return decide_if_complete(gate, case.question, case.contexts, case.answer).to_dict()
 
     def litellm(self, case: Case) -> dict[str, Any]:
         body = {"input_type": "response", "litellm_call_id": self._register(case, "litellm"), "texts": [case.answer]}
@@ -164,7 +159,8 @@ class Doors:
     def _logged(self, interaction_id: str, is_shown: bool) -> dict[str, Any]:
         found = queries.get_decision(self.log.database, interaction_id)
         assert found is not None and found.decision.shown is is_shown
-        return {**vars(found.decision), "show": is_shown}
+        logged = vars(found.decision)
+        return {**logged, "show": is_shown, "reason": logged["code"] and {"code": logged["code"]}}
 
 
 DOORS: list[Callable[[Doors, Case], dict[str, Any]]] = [
@@ -224,8 +220,7 @@ def test_every_door_gives_the_same_decision(case: Case, open_doors: Callable[[Ca
     decisions = {door.__name__: door(doors, case) for door in DOORS}
     assert {(found["decision"], found["show"]) for found in decisions.values()} == {(case.decision, case.is_shown)}
     for name, found in decisions.items():
-        assert (found["reason"] is None) is (case.reason is None), name
-        assert (found["reason"] or "").startswith(case.reason or ""), name
+        assert (found["reason"] or {}).get("code") == case.code, name
     confidences = [found["confidence"] for name, found in decisions.items() if name not in WRITING]
     assert [found["confidence"] is not None for found in decisions.values()] == [case.is_scored] * len(DOORS)
     assert confidences == pytest.approx([confidences[0]] * len(confidences))
@@ -245,7 +240,7 @@ def test_what_is_not_finite_is_decided_at_no_door(
         if door in GATEWAYS:
             found = door(doors, CASES["shown"])
             assert (found["decision"], found["show"]) == ("unavailable", False), door
-            assert found["reason"].startswith("A204: "), door
+            assert found["reason"]["code"] == "A204", door
         else:
             with pytest.raises(AbstainError) as raised:
                 door(doors, CASES["shown"])
@@ -260,3 +255,29 @@ def test_the_command_line_shows_undecided_answers_as_told(
     for door in (Doors.abstain_score, Doors.abstain_generate):
         decision = door(doors, CASES["no context"])
         assert (decision["decision"], decision["show"]) == ("unavailable", True), door
+
+
+def test_a_guarantee_is_the_same_from_threshold_json_to_http_gate(open_doors: Callable[[Case], Doors]) -> None:
+    in_threshold_json = make_guarantee().model_dump(mode="json")
+    case = replace(CASES["shown"], guarantee=json.dumps(in_threshold_json, sort_keys=True))
+    doors = open_doors(case)
+    guarantee = Gate.open(doors.folder, doors.settings).predictor.guarantee
+    version = doors.client.get("/v1/version").json()
+    assert version["guarantee"] == in_threshold_json and Guarantee.model_validate(version["guarantee"]) == guarantee
+    summary = guarantee.summarize().model_dump()
+    assert (
+        doors.gate(case)["guarantee"]
+        == doors.v1_gate(case)["guarantee"]
+        == doors.http_gate(case)["guarantee"]
+        == summary
+    )
+    in_process, over_http = doors.gate(case), doors.http_gate(case)
+    differing = {name for name in in_process if in_process[name] != over_http[name]}
+    assert differing <= {"interaction_id", "confidence", "probability", "forward_tokens"}  # ids are random
+
+
+def test_no_decision_holds_prose_but_for_its_reason(open_doors: Callable[[Case], Doors]) -> None:
+    doors = open_doors(CASES["no guarantee"])
+    decision = doors.http_gate(CASES["no guarantee"])
+    assert set(decision["reason"]) == {"code", "message"} and decision["guarantee"]["status"] == "none"
+    assert " " not in json.dumps({**decision, "reason": None}, separators=(",", ":"))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from abstain.config.settings import Settings
+from abstain.core.codes import Code
 from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.engine import Engine
@@ -19,8 +20,9 @@ from abstain.serving import scorer_latency
 from abstain.serving.predictor import Predictor
 from abstain.serving.request_files import make_interaction_from_texts
 from abstain.serving.scorer_latency import measure_base_model_ms, measure_scorer_p99_ms
+from tests.learning.thresholds.builders import make_guarantee
 from tests.llm.builders import save_tiny_model
-from tests.serving.builders import LAYOUT, release, requests
+from tests.serving.builders import GUARANTEE, LAYOUT, release, requests
 
 
 def computed_by_hand(model: Path, settings: Settings, request: Interaction) -> float:
@@ -54,10 +56,9 @@ def test_verdicts_come_in_order_each_with_its_own_confidence(
 
 
 def test_a_verdict_says_what_was_guaranteed_and_how_likely_it_is_right(opened: Callable[..., Predictor]) -> None:
-    guarantee = json.dumps({"guaranteed": True, "message": "precision of at least 0.8"})
     halved = json.dumps({"method": "isotonic", "knots": [0.0, 1.0], "values": [0.0, 0.5]})
-    (verdict,) = opened(guarantee=guarantee, calibration=halved).decide_interactions(requests(1))
-    assert verdict.guarantee == "precision of at least 0.8"
+    (verdict,) = opened(guarantee=GUARANTEE, calibration=halved).decide_interactions(requests(1))
+    assert verdict.guarantee == make_guarantee().summarize()
     assert verdict.confidence is not None and verdict.probability == pytest.approx(verdict.confidence / 2)
     assert verdict.probability_low is None and verdict.probability_high is None
     interval = json.dumps(
@@ -69,7 +70,11 @@ def test_a_verdict_says_what_was_guaranteed_and_how_likely_it_is_right(opened: C
 
 def test_a_version_without_a_guarantee_says_so(opened: Callable[..., Predictor]) -> None:
     (verdict,) = opened().decide_interactions(requests(1))
-    assert verdict.guarantee == "nothing was guaranteed" and verdict.probability == verdict.confidence
+    assert (
+        verdict.guarantee is not None
+        and verdict.guarantee.status == "none"
+        and verdict.probability == verdict.confidence
+    )
 
 
 def test_an_answer_at_the_threshold_is_shown(opened: Callable[..., Predictor]) -> None:
@@ -96,7 +101,9 @@ def test_an_answer_that_cannot_be_read_is_not_shown(opened: Callable[..., Predic
     refusing = opened(threshold="0.0")
     verdicts = refusing.decide_interactions([long, fine])
     assert [v.decision for v in verdicts] == ["abstain", "show"]
-    assert verdicts[0].confidence is None and "tokens are more than the 512" in (verdicts[0].reason or "")
+    assert (
+        verdicts[0].confidence is None and verdicts[0].reason is not None and verdicts[0].reason.code is Code.TOO_LONG
+    )
     assert verdicts[1].reason is None and verdicts[1].confidence is not None
 
 

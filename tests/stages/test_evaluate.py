@@ -139,11 +139,14 @@ def test_hold_outs_figures_are_of_drawn_reviews_and_the_others_are_apart(
     write_labels("split == 'holdout' and interaction_id.str.endswith('1')", sampled=False, inclusion_probability=0.8)
     monkeypatch.setattr(splits, "MIN_SAMPLED", 20)
     threshold = artifacts.read_json(paths.THRESHOLD)
-    artifacts.write_json(paths.THRESHOLD, threshold | {"sampled": False})
+    evidence = threshold["guarantee"]["evidence"]
+    evidence["sampled"] = False
+    artifacts.write_json(paths.THRESHOLD, threshold)
     evaluate.stage(bank)
     mixed = artifacts.read_json(paths.METRICS)["holdout"]
     assert mixed["rows"] == (together["split"] == "holdout").sum() and mixed["self_selected"] is None
-    artifacts.write_json(paths.THRESHOLD, threshold | {"sampled": True})
+    evidence["sampled"] = True
+    artifacts.write_json(paths.THRESHOLD, threshold)
     evaluate.stage(bank)
     found, scores = artifacts.read_json(paths.METRICS)["holdout"], pd.read_parquet(paths.SCORES)
     assert scores["interaction_id"].tolist() == together["interaction_id"].tolist() and found["digest"] == digest

@@ -23,7 +23,7 @@ from abstain.learning.estimators.probe_registry import load_probe
 from abstain.learning.estimators.probes.base import predict_confidence
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.calibration import calibrator_from_dict
-from abstain.learning.thresholds.risk_control import MIN_GROUPS
+from abstain.learning.thresholds.guarantee import MIN_GROUPS
 from abstain.llm.engine.prompts import load_layout
 from abstain.serving.predictor import Predictor
 from abstain.stages.evaluate import __main__ as evaluate
@@ -54,10 +54,11 @@ def validation_rows() -> tuple[pd.DataFrame, np.ndarray]:
 def test_threshold_and_calibration_are_of_the_reviewed_validation_answers(bank: Params) -> None:
     found, stored = artifacts.read_json(paths.THRESHOLD), artifacts.read_json(paths.CALIBRATION)
     rows, confidence = validation_rows()
+    guarantee, evidence = found["guarantee"], found["guarantee"]["evidence"]
     asked = {name: getattr(bank.threshold, name) for name in ("metric", "target", "confidence")}
-    assert found.items() >= {"guaranteed": True, **asked}.items()
-    assert found["rows"] == len(rows) > found["shown"] > found["n_eff"] > 10
-    assert found["groups"] == rows["group"].nunique() >= MIN_GROUPS and 0 <= found["icc"] <= 1
+    assert guarantee.items() >= {"status": "unchecked", "holdout": None, **asked}.items()
+    assert evidence["reviews"] == len(rows) > evidence["n_eff"] > 10
+    assert evidence["groups"] == rows["group"].nunique() >= MIN_GROUPS and 0 <= evidence["icc"] <= 1
     weight, correct = metrics.row_weights(rows["inclusion_probability"].to_numpy()), rows["correct"].to_numpy()
     heuristic = found["heuristic"]
     shown = confidence >= heuristic["threshold"]
@@ -83,30 +84,29 @@ def test_reviews_that_were_not_drawn_are_apart_where_enough_were(bank: Params, m
     assert n_self_selected > 0
     tune_threshold.stage(bank)
     together = artifacts.read_json(paths.THRESHOLD)
-    assert (together["sampled"], together["self_selected"], together["rows"]) == (False, None, len(rows))
+    evidence = together["guarantee"]["evidence"]
+    assert (evidence["sampled"], together["self_selected"], evidence["reviews"]) == (False, None, len(rows))
+    assert together["guarantee"]["population"] == "answers_like_reviewed"
     monkeypatch.setattr(splits, "MIN_SAMPLED", 20)
     tune_threshold.stage(bank)
     apart = artifacts.read_json(paths.THRESHOLD)
-    assert apart["sampled"] is True and apart["rows"] == len(rows) - n_self_selected
+    evidence = apart["guarantee"]["evidence"]
+    assert evidence["sampled"] is True and evidence["reviews"] == len(rows) - n_self_selected
     assert apart["self_selected"]["rows"] == n_self_selected
 
 
 def test_where_not_even_a_heuristic_reaches_the_target_the_nearest_threshold_is_evaluated(bank: Params) -> None:
     tune_threshold.stage(with_threshold(bank, target=0.999, confidence=0.99, min_shown=40))
     found = artifacts.read_json(paths.THRESHOLD)
-    assert not found["guaranteed"] and found["heuristic"] is None
-    assert found["precision"] < 0.999 and 0 < found["coverage"] <= 1
-    frame = artifacts.read_dataset_frame()
-    missing, tested = found["reviews_needed"], found["rows"]
-    if missing is not None:
-        share = tested / len(select_reviewed(frame))
-        assert found["additional_reviews"] == pytest.approx((missing - tested) / share, abs=1)
+    assert found["guarantee"]["status"] == "none" and found["heuristic"] is None
+    estimates = found["guarantee"]["estimates"]
+    assert estimates["precision"] < 0.999 and 0 < estimates["coverage"] <= 1
     export_onnx.stage(bank)
     evaluate.stage(bank)
     assert artifacts.read_json(paths.METRICS)["holdout"]["at_threshold"]["threshold"] == found["threshold"]
     report.stage(bank)
     text = (paths.REPORT / "report.md").read_text()
-    assert "No guarantee can be made" in text and found["message"] in text
+    assert "No guarantee can be made" in text and found["guarantee"]["message"] in text
 
 
 def test_too_few_reviews_of_a_kind_leave_confidences_uncalibrated(bank: Params) -> None:
@@ -121,8 +121,8 @@ def test_too_few_reviews_of_a_kind_leave_confidences_uncalibrated(bank: Params) 
 def test_thumbs_guarantee_nothing_but_choose_what_to_test(bank: Params) -> None:
     write_labels("split == 'train'", source="thumb")
     tune_threshold.stage(bank)
-    threshold = artifacts.read_json(paths.THRESHOLD)
-    assert threshold["guaranteed"] and threshold["precision"] >= bank.threshold.target
+    guarantee = artifacts.read_json(paths.THRESHOLD)["guarantee"]
+    assert guarantee["status"] == "unchecked" and guarantee["estimates"]["precision"] >= bank.threshold.target
     write_labels("split == 'validation'", source="thumb")
     with pytest.raises(AbstainError, match="no reviewed answers to test a threshold on: bring reviews"):
         tune_threshold.stage(bank)
@@ -132,20 +132,16 @@ def test_heuristic_threshold_is_marked_as_such_to_the_end(bank: Params) -> None:
     heuristically = with_threshold(bank, on_infeasible="heuristic", **NEVER)
     tune_threshold.stage(heuristically)
     found = artifacts.read_json(paths.THRESHOLD)
-    assert found["guaranteed"] is False and found["reviews_needed"] > found["rows"]
-    for name in ("threshold", "precision", "coverage"):
-        assert found[name] == found["heuristic"][name]
-    assert found["error_rate"] == pytest.approx(found["coverage"] * (1 - found["precision"]))
+    guarantee, estimates = found["guarantee"], found["guarantee"]["estimates"]
+    assert guarantee["status"] == "none" and guarantee["additional_reviews"] > 0
+    assert found["threshold"] == found["heuristic"]["threshold"]
+    assert all(estimates[name] == found["heuristic"][name] for name in ("precision", "coverage"))
+    assert estimates["error_rate"] == pytest.approx(estimates["coverage"] * (1 - estimates["precision"]))
 
     export_onnx.stage(heuristically)
     carried = OnnxProbe(paths.ONNX).metadata
-    assert json.loads(carried["guarantee"]) == {
-        "guaranteed": False,
-        "metric": "precision",
-        "target": 0.9,
-        "confidence": 0.99,
-        "message": found["message"],
-    }
+    assert json.loads(carried["guarantee"]) == guarantee
+    assert (guarantee["metric"], guarantee["target"], guarantee["confidence"]) == ("precision", 0.9, 0.99)
     assert float(carried["threshold"]) == found["threshold"]
 
     evaluate.stage(heuristically)
@@ -159,22 +155,22 @@ def test_heuristic_threshold_is_marked_as_such_to_the_end(bank: Params) -> None:
 
 def test_one_reviewer_who_judged_too_much_leaves_no_guarantee(bank: Params) -> None:
     found = artifacts.read_json(paths.THRESHOLD)
-    largest = found["largest_reviewer"]
+    evidence, largest_share = found["guarantee"]["evidence"], found["guarantee"]["evidence"]["largest_reviewer_share"]
     frame = artifacts.read_dataset_frame()
     names = select_reviewed(frame[frame["split"] == "validation"])["reviewers"].explode()
-    assert found["guaranteed"] and largest["reviewers"] <= names.nunique() and largest["reviewer"] in set(names)
-    tune_threshold.stage(with_threshold(bank, max_reviewer_share=largest["share"] / 2))
-    refused = artifacts.read_json(paths.THRESHOLD)
-    assert not refused["guaranteed"] and "threshold.max_reviewer_share" in refused["message"]
-    assert refused["reviews_needed"] == pytest.approx(2 * found["rows"], abs=1)
+    assert found["guarantee"]["status"] == "unchecked" and evidence["reviewers"] <= names.nunique()
+    assert not any(name in paths.THRESHOLD.read_text() for name in names)
+    tune_threshold.stage(with_threshold(bank, max_reviewer_share=largest_share / 2))
+    refused = artifacts.read_json(paths.THRESHOLD)["guarantee"]
+    assert refused["status"] == "none" and refused["evidence"]["p_value"] == evidence["p_value"]
+    assert refused["additional_reviews"] >= evidence["reviews"]
     tune_threshold.stage(with_threshold(bank, max_reviewer_share=1.0))
     assert artifacts.read_json(paths.THRESHOLD) == found
 
 
 def test_served_file_names_its_site_and_guarantee(bank: Params) -> None:
     served, threshold = OnnxProbe(paths.ONNX), artifacts.read_json(paths.THRESHOLD)
-    guarantee = {name: threshold[name] for name in ("guaranteed", "metric", "target", "confidence", "message")}
-    assert json.loads(served.metadata.pop("guarantee")) == guarantee and guarantee["guaranteed"] is True
+    assert json.loads(served.metadata.pop("guarantee")) == threshold["guarantee"]
     assert json.loads(served.metadata.pop("calibration")) == artifacts.read_json(paths.CALIBRATION)
     assert float(served.metadata.pop("threshold")) == threshold["threshold"]
     assert json.loads(served.metadata.pop("scorer")) == {

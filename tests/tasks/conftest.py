@@ -22,6 +22,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.data.store.splits import compute_holdout_digest
 from abstain.data.store.state_table import write_table
+from abstain.learning.thresholds.guarantee import GuaranteeEstimates
 from abstain.release.evaluation_set import CANDIDATE
 from abstain.release.registry import Registry, load_registry
 from abstain_tasks.release import promotion, promotion_inputs
@@ -32,7 +33,13 @@ from abstain_tasks.runs.workspace import BRANCH, Workspace
 from tests.checkout import SHIPPED
 from tests.conftest import ROOT
 from tests.learning.estimators.builders import D, ragged, write_mean_probe
+from tests.learning.thresholds.builders import EVIDENCE, make_guarantee, make_missing_guarantee
 from tests.release.test_promotion_check import related, window
+
+ESTIMATES = GuaranteeEstimates(coverage=0.5, precision=0.8, error_rate=0.1)
+UNCHECKED = make_guarantee(metric="error_rate", target=0.1, status="unchecked", holdout=None, estimates=ESTIMATES)
+MISSING = make_missing_guarantee(500, metric="error_rate", target=0.1, estimates=ESTIMATES)
+AT_THRESHOLD = {"coverage": 0.5, "precision": 0.8, "shown": 200, "error_rate_low": 0.08, "error_rate_high": 0.12}
 
 DAY = datetime(2026, 11, 20, tzinfo=UTC)
 
@@ -118,20 +125,22 @@ class Candidates:
         drop: int = 0,
         threshold: float = 0.5,
         latency: float = 1.0,
-        unguaranteed: str | None = None,
+        guaranteed: bool = True,
         n_self_selected: int | None = None,
     ) -> None:
         """One of strength `probe` that was seen by `drop` fewer answers of the hold-out; equal ones are equal bytes.
 
         `n_self_selected`: the first so many reviews are self-selected and find everything that is shown incorrect; the others
-        were drawn. None: nothing is known of that. `unguaranteed`: why nothing is guaranteed of it by the validation split, None where something is. Of all reviews a
+        were drawn. None: nothing is known of that. `guaranteed`: whether the validation split guarantees something. Of all reviews a
         third are of the hold-out.
         """
         self.latency = latency
         root = self.workspace.path
         shutil.rmtree(root / paths.ARTIFACTS, ignore_errors=True)
         (root / paths.REPORT).mkdir(parents=True)
-        guarantee = {"guaranteed": unguaranteed is None, "message": unguaranteed or "precision of at least 0.8"}
+        is_sampled = n_self_selected is not None
+        evidence = EVIDENCE.model_copy(update={"sampled": is_sampled})
+        guarantee = UNCHECKED.model_copy(update={"evidence": evidence}) if guaranteed else MISSING
         scorer = {"name": "probe", "kinds": {"probe": "probe"}, "forward_tokens": 50.0, "sha256": {}}
         metadata = {
             FORMAT_KEY: BUNDLE_FORMAT,
@@ -144,7 +153,7 @@ class Candidates:
             "includes_eos": "true",
             "threshold": repr(threshold),
             "strength": repr(probe),
-            "guarantee": json.dumps(guarantee),
+            "guarantee": guarantee.model_dump_json(),
             "scorer": json.dumps(scorer),
         }
         write_mean_probe(root / paths.ONNX, D, metadata)
@@ -173,17 +182,9 @@ class Candidates:
             scores["correct"] = np.where(wrong, 0, scores["correct"])
         scores.to_parquet(root / paths.SCORES)
         digest = compute_holdout_digest(list(scores["interaction_id"]), scores["correct"].tolist())
-        (root / paths.METRICS).write_text(json.dumps({"holdout": {"digest": digest, "strength": probe}}))
-        is_sampled = n_self_selected is not None
-        largest = {"reviewer": "sme-1", "share": 0.4, "reviewers": 3}
-        tuned = {
-            "precision": 0.8,
-            "additional_reviews": 500,
-            "sampled": is_sampled,
-            "largest_reviewer": largest,
-            **guarantee,
-        }
-        (root / paths.THRESHOLD).write_text(json.dumps(tuned))
+        holdout = {"digest": digest, "strength": probe, "rows": len(scores), "at_threshold": AT_THRESHOLD}
+        (root / paths.METRICS).write_text(json.dumps({"holdout": holdout}))
+        (root / paths.THRESHOLD).write_text(json.dumps({"guarantee": guarantee.model_dump(mode="json")}))
         sources = ["review"] * 3 * len(scores) + ["thumb"] * 1000
         pd.DataFrame({"source": sources}).to_parquet(root / paths.DATASET)
         (root / paths.PARITY).write_text(json.dumps({"max_abs_difference": 0.0}))

@@ -89,15 +89,14 @@ class Code(StrEnum):
     )
     TOO_LARGE = (
         "A111",
-        "A file, row or document exceeds a limit that keeps one of them from taking a machine's memory or hours.",
-        "Divide it, or leave out what is not needed: the message names the limit, and docs/sources.md lists all.",
+        "A file, row or document exceeds a limit of size.",
+        "Divide or shorten it: the message names the limit, and docs/sources.md lists all.",
     )
     CONTRADICTS_OTHERS = (
         "A112",
-        "One user's thumbs or one reviewer's reviews contradict those of the others beyond chance: a slip, another "
-        "understanding of the question, or intent.",
-        "Read some of these answers. Have others review them again (with `labels.conflicts: latest` that decides), and "
-        "erase a user who does harm with `abstain erase-user`.",
+        "One user's thumbs or one reviewer's reviews contradict those of the others beyond chance.",
+        "Have others review these answers again (with `labels.conflicts: latest` that decides). Erase a user who does "
+        "harm with `abstain erase-user`.",
     )
     NO_MODEL = (
         "A201",
@@ -122,16 +121,16 @@ class Code(StrEnum):
     VERSION_MISMATCH = (
         "A205",
         "A file was made with another version of the model, the prompt layout or this project.",
-        "Bring the version that the message names, or run `abstain retrain`.",
+        "Use the version that the message names, or run `abstain retrain`.",
     )
     NOTHING_TO_SCORE = (
         "A206",
-        "There is no context or no answer to score, so no confidence is given.",
-        "Give the retrieved chunks, or --no-context; treat the decision as abstain.",
+        "There is no context or no answer to score.",
+        "Send the retrieved chunks, or set --no-context; treat the decision as abstain.",
     )
     STATES_MISMATCH = (
         "A207",
-        "Hidden states or log-probabilities that an engine gave are not those that the live scorer reads.",
+        "Hidden states or log-probabilities of an engine are not those that the live scorer reads.",
         "Change what the message names, or leave them out: the base model then reads the answer itself.",
     )
     TOO_FEW_LABELS = (
@@ -147,12 +146,12 @@ class Code(StrEnum):
     NOT_TRAINABLE = (
         "A303",
         "Training finds nothing to learn or diverges.",
-        "Bring answers that differ more, or change the parameter that the message names.",
+        "Ingest answers that differ more, or change the parameter that the message names.",
     )
     NOT_BETTER = (
         "A401",
         "The candidate is not shown to be better than the version in production or a baseline.",
-        "Keep the version in production, and retrain when more answers were reviewed.",
+        "Keep the version in production, and retrain with more reviews.",
     )
     TARGET_MISSED = (
         "A402",
@@ -202,7 +201,7 @@ class Code(StrEnum):
     PROCESS_DIED = (
         "A504",
         "A process was killed or ended by an unexpected error, so its run has no result.",
-        "Read its log; where memory ran out, set a lower ABSTAIN_BATCH_TOKENS. Report an unexpected error.",
+        "Read its log; if memory ran out, set a lower ABSTAIN_BATCH_TOKENS. Report an unexpected error.",
     )
     NOT_PUBLISHED = (
         "A505",
@@ -262,7 +261,7 @@ class Code(StrEnum):
     GUARANTEE_VIOLATED = (
         "A701",
         "Reviews show that the answers that the live version shows miss its target.",
-        "Run `abstain rollback`, or bring reviews of new answers and run `abstain retrain`.",
+        "Run `abstain rollback`, or review new answers and run `abstain retrain`.",
     )
     CALIBRATION_OFF = (
         "A702",
@@ -272,7 +271,7 @@ class Code(StrEnum):
     INPUT_DRIFT = (
         "A703",
         "Questions, answers or contexts differ from those before under the same version.",
-        "Look at the examples; where the knowledge base or the users changed, have such answers reviewed and retrain.",
+        "Look at the examples; if the knowledge base or the users changed, have such answers reviewed and retrain.",
     )
     STATE_DRIFT = (
         "A704",

@@ -8,14 +8,17 @@ happens in `promotion.false_rejection_rate` of the cases.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from abstain.config.params import PromotionParams
 from abstain.core.codes import Code
 from abstain.learning.metrics import weighted_metrics as metrics
+from abstain.learning.thresholds.guarantee import Guarantee, HoldoutResult
 from abstain.release import degradation_checks
 from abstain.release.evaluation_set import (
     EvaluationSet,
@@ -30,6 +33,27 @@ GUARANTEE = "guarantee"
 MIN_GROUPS = 5
 """With fewer groups, the variation between groups cannot be estimated."""
 FROZEN_HINT = ", and it is frozen: move split.holdout_frozen_at, or set it to null"
+
+
+def record_holdout_check(guarantee: Guarantee, holdout: Mapping[str, Any]) -> Guarantee:
+    """Return the guarantee of a candidate that the promotion checks have approved with it.
+
+    Args:
+        guarantee: The guarantee by the validation split.
+        holdout: Section `holdout` of metrics.json.
+
+    Returns:
+        The active guarantee with its result on the hold-out.
+    """
+    point, metric = holdout["at_threshold"], guarantee.metric
+    is_precision, precision = metric == "precision", point["precision"]
+    result = HoldoutResult(
+        reviews=point["shown"] if is_precision else holdout["rows"],
+        value=precision if is_precision else point["coverage"] * (1 - precision),
+        low=point[f"{metric}_low"],
+        high=point[f"{metric}_high"],
+    )
+    return guarantee.model_copy(update={"status": "active", "holdout": result})
 
 
 @dataclass(frozen=True)

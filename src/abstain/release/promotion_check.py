@@ -9,9 +9,10 @@ comparison with the champion is in `champion_comparison`, and `degradation_check
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from abstain.config.params import PromotionParams
 from abstain.core.codes import Code
@@ -20,6 +21,7 @@ from abstain.core.scorer_names import LENGTH_ONLY
 from abstain.learning.estimators.parity import MAX_PARITY
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import paired_difference
+from abstain.learning.thresholds.guarantee import Guarantee
 from abstain.release import champion_comparison, degradation_checks
 from abstain.release.champion_comparison import (
     BETTER_THAN_PREFIX,
@@ -33,6 +35,7 @@ from abstain.release.holdout_guarantee import (
     MissingGuarantee,
     check_error_rate_guarantee,
     check_precision_guarantee,
+    record_holdout_check,
 )
 from abstain.release.metric_comparison import MetricComparison, compare_metrics
 
@@ -80,6 +83,20 @@ class PromotionDecision:
         """Why the candidate has no checked guarantee; None if its guarantee was checked, whether it holds or not."""
         return next((check.message for check in self.checks if check.name == GUARANTEE), None)
 
+    def conclude(self, guarantee: Guarantee, holdout: Mapping[str, Any]) -> Guarantee:
+        """Return the candidate's guarantee with the result of the checks.
+
+        Args:
+            guarantee: The guarantee by the validation split.
+            holdout: Section `holdout` of metrics.json.
+
+        Returns:
+            The active guarantee if the candidate is approved with it, otherwise with the number of missing reviews.
+        """
+        if self.has_guarantee:
+            return record_holdout_check(guarantee, holdout)
+        return guarantee.model_copy(update={"additional_reviews": self.additional_reviews})
+
     @property
     def reasons(self) -> list[Reason]:
         """The failed checks; the field of a reason is the name of its check."""
@@ -90,9 +107,6 @@ class PromotionDecision:
         checks = [{k: None if v != v else v for k, v in asdict(check).items()} for check in self.checks]
         return {
             "approved": self.is_approved,
-            "guaranteed": self.has_guarantee,
-            "missing_guarantee_reason": self.missing_guarantee_reason,
-            "additional_reviews": self.additional_reviews,
             "reasons": [{"code": r.code, "check": r.field, "message": r.message} for r in self.reasons],
             "checks": checks,
             "champion_comparison": [comparison.to_dict() for comparison in self.champion_comparison],

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 from abstain.config.params import ServableKind
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.learning.thresholds.guarantee import Guarantee
 
 MODEL = "probe"
 _NUMBER = "(0|[1-9][0-9]{0,8})"
@@ -38,8 +39,7 @@ class RegistryEvent(BaseModel):
         occurred_at: Time of the event.
         holdout_sha256: Digest of the hold-out.
         reason: Why the pointer was moved.
-        guaranteed: Whether the threshold has a guarantee that the promotion checks have checked.
-        additional_reviews: Without a guarantee, about how many more reviews would give one; None if unknown.
+        guarantee: The guarantee of the version, or why there is none.
         kind: Kind of the served scorer.
         bundle_sha256: Digest of all files of the bundle.
     """
@@ -53,15 +53,19 @@ class RegistryEvent(BaseModel):
     occurred_at: datetime
     holdout_sha256: str
     reason: str
-    guaranteed: bool
-    additional_reviews: int | None
+    guarantee: Guarantee
     kind: ServableKind
     bundle_sha256: str
 
     @property
+    def has_guarantee(self) -> bool:
+        """Whether the version has a guarantee that the promotion checks have checked."""
+        return self.guarantee.status == "active"
+
+    @property
     def notice(self) -> str:
         """The notice for a version without a checked guarantee, with the missing reviews; "" with a guarantee."""
-        return "" if self.guaranteed else describe_missing_guarantee(self.additional_reviews)
+        return "" if self.has_guarantee else describe_missing_guarantee(self.guarantee.additional_reviews)
 
 
 class Taint(BaseModel):
@@ -116,7 +120,7 @@ class Registry(BaseModel):
     @property
     def has_guarantee(self) -> bool:
         """Whether a version with a checked guarantee is in production."""
-        return self.production is not None and self.production.guaranteed
+        return self.production is not None and self.production.has_guarantee
 
     @property
     def taint(self) -> Taint | None:

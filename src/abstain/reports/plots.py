@@ -38,9 +38,8 @@ def plot_tables(curves: Mapping[str, pd.DataFrame], result: EvaluationResult) ->
         Name of the plot -> table.
     """
     evaluation, holdout, table = result.evaluation, result.metrics.holdout, curves["threshold"]
-    table = table.assign(
-        mark=table["mark"].fillna(""), metric=evaluation.threshold.metric, target=evaluation.threshold.target
-    )
+    guarantee = result.guarantee
+    table = table.assign(mark=table["mark"].fillna(""), metric=guarantee.metric, target=guarantee.target)
     board = pd.DataFrame(
         [
             {"scorer": name, "kind": evaluation.kinds.get(name, ""), **{key: row.get(key) for key in _BOUNDED}}

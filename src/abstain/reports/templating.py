@@ -20,7 +20,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from abstain.core import formatting, markdown
 from abstain.core.markdown import MarkdownText
-from abstain.core.text import shorten_name
 from abstain.learning.evaluation.evaluation_result import get_metric_value
 from abstain.reports.page import STATUS_MARKS, plot
 
@@ -106,7 +105,6 @@ def _load_environment() -> Environment:
         "count": formatting.format_count,
         "words": formatting.join_words,
         "bold": markdown.bold,
-        "shorten": shorten_name,
         "error_rate": partial(get_metric_value, "error_rate"),
         "best_first": rank_best_first,
         "exp": math.exp,

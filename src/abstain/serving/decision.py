@@ -5,8 +5,34 @@ This module does not import the base model.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
+from abstain.core.text import replace_control_characters
+from abstain.learning.thresholds.guarantee import GuaranteeSummary
+
+
+@dataclass(frozen=True)
+class DecisionReason:
+    """Why a decision has no confidence, or its version no guarantee.
+
+    Attributes:
+        code: Code of the cause.
+        message: Message for people.
+    """
+
+    code: Code
+    message: str
+
+    @classmethod
+    def from_error(cls, error: AbstainError) -> DecisionReason:
+        """Return the error as a reason, which a terminal may show."""
+        return cls(error.code, replace_control_characters(error.message))
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
 
 
 @dataclass(frozen=True)
@@ -21,12 +47,12 @@ class Decision:
         decision: "show", "abstain", or "unavailable" (not decided, or no guarantee).
         confidence: Score of the live scorer; None if the answer could not be scored.
         threshold: Threshold of the version; None while no version is live.
-        version: Version that decided.
-        guarantee: Guarantee of the threshold when the version was made, or why it went live without one.
+        version: Version that decided; None while no version is live.
+        guarantee: Summary of the version's guarantee (GET /v1/version has all of it); None while no version is live.
         probability: Calibrated probability that the answer is correct, in [0, 1].
         probability_low: Lower bound of that probability; None unless the calibrator has bounds (Venn-Abers).
         probability_high: Upper bound of that probability; None unless the calibrator has bounds.
-        reason: Code and message if there is no confidence or no guarantee.
+        reason: Why there is no confidence or no guarantee.
         components: Names of the scorers that the confidence combines.
         forward_tokens: Tokens that went through the whole base model for this decision; 0 if all features were
             available.
@@ -39,27 +65,31 @@ class Decision:
     decision: Literal["show", "abstain", "unavailable"]
     confidence: float | None
     threshold: float | None
-    version: str
-    guarantee: str
+    version: str | None
+    guarantee: GuaranteeSummary | None
     probability: float | None = None
     probability_low: float | None = None
     probability_high: float | None = None
-    reason: str | None = None
+    reason: DecisionReason | None = None
     components: tuple[str, ...] = ()
     forward_tokens: float = 0.0
     show: bool = False
     feature_spec: str | None = None
 
     @classmethod
-    def unavailable(cls, interaction_id: str, reason: str, *, show: bool = False) -> Decision:
+    def unavailable(cls, interaction_id: str, reason: DecisionReason, *, show: bool = False) -> Decision:
         """Make the decision while no version is live or none can be reached.
 
         Args:
             interaction_id: Id of the answer.
-            reason: Why there is no decision, with its code in front.
+            reason: Why there is no decision.
             show: Whether to show the answer.
 
         Returns:
-            The decision, without version, confidence and threshold.
+            The decision, without version, guarantee, confidence and threshold.
         """
-        return cls(interaction_id, "unavailable", None, None, "", "no version has decided", reason=reason, show=show)
+        return cls(interaction_id, "unavailable", None, None, None, None, reason=reason, show=show)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON values."""
+        return asdict(self) | {"guarantee": self.guarantee and self.guarantee.model_dump()}

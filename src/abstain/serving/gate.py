@@ -29,7 +29,7 @@ from abstain.llm.engine.tokenization import EncodedPrompt
 from abstain.llm.features.extraction import UnreadableInteraction
 from abstain.llm.signals.base import FeatureBatch
 from abstain.llm.signals.compute_features import OnComputed, ProvidedFeatures
-from abstain.serving.decision import Decision
+from abstain.serving.decision import Decision, DecisionReason
 from abstain.serving.explanation import Explanation, explain
 from abstain.serving.feature_spec import FeatureSpec
 from abstain.serving.log_probs import AnswerLogProbs, parse_log_probs
@@ -38,7 +38,9 @@ from abstain.serving.provided_features import MissingFeatures, build_provided_fe
 
 UNKNOWN_MODEL = "unknown"
 """The model of an answer if the caller does not name it."""
-NO_CONTEXT_REASON = "no context was given, and the scorer was trained to judge answers by theirs"
+NO_CONTEXT_REASON = DecisionReason(
+    Code.NOTHING_TO_SCORE, "no context was given, and the scorer was trained to judge answers by theirs"
+)
 
 
 @dataclass(frozen=True)
@@ -274,7 +276,8 @@ class Gate:
             return ScoredAnswer(self.apply_policy(replace(decision, interaction_id=interaction_id)), features)
         if interaction is not None:
             return UnreadAnswer(interaction, features.features)
-        reason = f"{Code.NOTHING_TO_SCORE}: the scorer needs more: {', '.join(features.names)}; give the texts as well"
+        message = f"the scorer needs more: {', '.join(features.names)}; give the texts as well"
+        reason = DecisionReason(Code.NOTHING_TO_SCORE, message)
         return ScoredAnswer(self.make_unavailable_decision(interaction_id, reason))
 
     def score_with_model(self, unread: Sequence[UnreadAnswer]) -> list[ScoredAnswer]:
@@ -327,19 +330,19 @@ class Gate:
 
     def make_no_context_decision(self, interaction_id: str) -> Decision:
         """Return the decision about an answer that lacks its context."""
-        return self.make_unavailable_decision(interaction_id, f"{Code.NOTHING_TO_SCORE}: {NO_CONTEXT_REASON}")
+        return self.make_unavailable_decision(interaction_id, NO_CONTEXT_REASON)
 
-    def make_unavailable_decision(self, interaction_id: str, reason: str) -> Decision:
+    def make_unavailable_decision(self, interaction_id: str, reason: DecisionReason) -> Decision:
         """Return an "unavailable" decision.
 
         Args:
             interaction_id: Id of the answer.
-            reason: Why there is no decision, with its code in front.
+            reason: Why there is no decision.
 
         Returns:
             The decision; `show` follows the unavailable policy.
         """
-        threshold, guarantee = self.predictor.threshold, self.predictor.guarantee
+        threshold, guarantee = self.predictor.threshold, self.predictor.guarantee.summarize()
         return self.apply_policy(
             Decision(interaction_id, "unavailable", None, threshold, self.version, guarantee, reason=reason)
         )
@@ -347,7 +350,7 @@ class Gate:
     def apply_policy(self, decision: Decision) -> Decision:
         """Apply the version's guarantee and the unavailable policy to a decision.
 
-        Without a guarantee every decision becomes "unavailable". An unavailable answer is shown only if
+        Without an active guarantee every decision becomes "unavailable". An unavailable answer is shown only if
         `on_unavailable` is "show".
 
         Args:
@@ -357,8 +360,8 @@ class Gate:
             The decision with `feature_spec`, `decision`, `show` and `reason` set.
         """
         decision = replace(decision, feature_spec=self.spec.digest)
-        if decision.decision != "unavailable" and not self.predictor.has_guarantee:
-            reason = f"{Code.NO_THRESHOLD}: version {self.version} has no guarantee: {self.predictor.guarantee}"
+        if decision.decision != "unavailable" and self.predictor.guarantee.status != "active":
+            reason = DecisionReason(Code.NO_THRESHOLD, f"version {self.version} has no guarantee: see GET /v1/version")
             decision = replace(decision, decision="unavailable", reason=decision.reason or reason)
         if decision.decision == "unavailable":
             decision = replace(decision, show=self.on_unavailable == "show")

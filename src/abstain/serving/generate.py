@@ -23,11 +23,11 @@ from abstain.llm.engine.prompts import PromptSegments
 from abstain.llm.engine.requests import Generate, HiddenStates, Request
 from abstain.llm.engine.tokenization import encode_prompt
 from abstain.llm.features.extraction import UnreadableInteraction
-from abstain.serving.decision import Decision
+from abstain.serving.decision import Decision, DecisionReason
 from abstain.serving.gate import DecisionInput, Gate, ScoredAnswer
 from abstain.serving.predictor import Predictor
 
-EMPTY_ANSWER_REASON = "the base model gave no answer"
+EMPTY_ANSWER_REASON = DecisionReason(Code.NOTHING_TO_SCORE, "the base model gave no answer")
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def generate_answers(
         if gate.is_context_missing(question, allow_no_context):
             unanswered[index] = gate.make_no_context_decision(question.interaction_id)
         elif isinstance(prepared, UnreadableInteraction):
-            unanswered[index] = _make_abstain_decision(gate, question, Code.TOO_LONG, prepared.reason)
+            unanswered[index] = _make_abstain_decision(gate, question, DecisionReason(Code.TOO_LONG, prepared.reason))
         else:
             requests[str(index)] = prepared.request
     # A character may take two tokens; the first one without the second is no character.
@@ -115,7 +115,7 @@ def generate_answers(
     }
     generated = {index: result for index, result in results.items() if result.text}
     for index in results.keys() - generated.keys():
-        unanswered[index] = _make_abstain_decision(gate, questions[index], Code.NOTHING_TO_SCORE, EMPTY_ANSWER_REASON)
+        unanswered[index] = _make_abstain_decision(gate, questions[index], EMPTY_ANSWER_REASON)
     states = _collect_states(predictor, requests, generated) if by_states else {}
     interactions = {
         index: _make_interaction(questions[index], result.text, predictor) for index, result in generated.items()
@@ -129,8 +129,8 @@ def generate_answers(
     return [GeneratedAnswer(interactions.get(index), scored[index]) for index in range(len(questions))]
 
 
-def _make_abstain_decision(gate: Gate, question: Question, code: Code, reason: str) -> Decision:
-    return gate.apply_policy(gate.predictor.make_abstain_decision(question.interaction_id, code, reason))
+def _make_abstain_decision(gate: Gate, question: Question, reason: DecisionReason) -> Decision:
+    return gate.apply_policy(gate.predictor.make_abstain_decision(question.interaction_id, reason))
 
 
 def _collect_states(

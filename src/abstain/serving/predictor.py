@@ -14,6 +14,7 @@ from abstain.core.codes import Code
 from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.learning.metrics.calibration import Calibrator, calibrator_from_dict
+from abstain.learning.thresholds.guarantee import Guarantee
 from abstain.llm.engine.loading import find_model
 from abstain.llm.engine.prompts import load_layout
 from abstain.llm.features.extraction import FeatureSource, UnreadableInteraction
@@ -21,7 +22,7 @@ from abstain.llm.features.feature_store import OnProgress
 from abstain.llm.features.shard_job import JobStats
 from abstain.llm.signals.base import FeatureBatch
 from abstain.llm.signals.compute_features import FeatureReader, OnComputed, compute_missing
-from abstain.serving.decision import Decision
+from abstain.serving.decision import Decision, DecisionReason
 from abstain.serving.live_scorer import LiveScorer
 
 
@@ -34,16 +35,14 @@ class Predictor:
         source: Source of the probe's states, for answers that the base model writes here.
         reader: Reader of all features that the scorer requires.
         calibrator: Maps a confidence to the probability that the answer is correct.
-        guarantee: Text of the guarantee, or why there is none.
-        has_guarantee: Whether the version has a guarantee.
+        guarantee: The guarantee of the version, or why there is none.
     """
 
     scorer: LiveScorer
     source: FeatureSource
     reader: FeatureReader
     calibrator: Calibrator
-    guarantee: str
-    has_guarantee: bool
+    guarantee: Guarantee
 
     @classmethod
     def open(cls, file: Path, settings: Settings, on_computed: OnComputed | None = None) -> Predictor:
@@ -67,8 +66,7 @@ class Predictor:
             trained_revision, version, _ = metadata["model_revision"], metadata["version"], float(metadata["threshold"])
             layout_digest = metadata["layout_digest"]
             calibrator = calibrator_from_dict(json.loads(metadata["calibration"]))
-            guarantee = json.loads(metadata["guarantee"])
-            message, has_guarantee = guarantee["message"], bool(guarantee["guaranteed"])
+            guarantee = Guarantee.model_validate_json(metadata["guarantee"])
         except (KeyError, TypeError, ValueError):
             raise AbstainError(
                 Code.BAD_ARTIFACT, f"{file} carries no complete metadata: export it with this project"
@@ -86,7 +84,7 @@ class Predictor:
                 f"prompt layout {llm.layout} has changed since version {version} was trained: restore it",
             )
         reader = FeatureReader(tuple(FeatureSource(llm, settings, request) for request in scorer.requires), on_computed)
-        return cls(scorer, FeatureSource(llm, settings), reader, calibrator, message, has_guarantee)
+        return cls(scorer, FeatureSource(llm, settings), reader, calibrator, guarantee)
 
     def decide_interactions(self, interactions: Sequence[Interaction]) -> list[Decision]:
         """Compare each answer's confidence with the threshold; an answer without any context is scored without it.
@@ -121,10 +119,12 @@ class Predictor:
             batch.interactions, unreadable, forward_tokens, confidences, strict=True
         ):
             if failure:
-                decision = self.make_abstain_decision(interaction.interaction_id, Code.TOO_LONG, failure.reason)
+                reason = DecisionReason(Code.TOO_LONG, failure.reason)
+                decision = self.make_abstain_decision(interaction.interaction_id, reason)
             elif np.isnan(confidence):
-                reason = f"the scorer {self.scorer.name} has no score for this answer"
-                decision = self.make_abstain_decision(interaction.interaction_id, Code.NOTHING_TO_SCORE, reason)
+                message = f"the scorer {self.scorer.name} has no score for this answer"
+                reason = DecisionReason(Code.NOTHING_TO_SCORE, message)
+                decision = self.make_abstain_decision(interaction.interaction_id, reason)
             else:
                 decision = self.apply_threshold(interaction.interaction_id, float(confidence))
             decisions.append(replace(decision, forward_tokens=n_tokens))
@@ -168,7 +168,7 @@ class Predictor:
             confidence,
             self.threshold,
             self.scorer.metadata["version"],
-            self.guarantee,
+            self.guarantee.summarize(),
             probability=float(self.calibrator.apply(np.array([confidence]))[0]),
             components=self.scorer.component_names,
             show=show,
@@ -178,16 +178,15 @@ class Predictor:
         low, high = (float(bound[0]) for bound in bounds)
         return replace(decision, probability_low=low, probability_high=high)
 
-    def make_abstain_decision(self, interaction_id: str, code: Code, reason: str) -> Decision:
+    def make_abstain_decision(self, interaction_id: str, reason: DecisionReason) -> Decision:
         """Return the decision to abstain without a confidence.
 
         Args:
             interaction_id: Id of the answer.
-            code: Code of the reason.
             reason: Why there is no confidence.
 
         Returns:
             The decision.
         """
-        version, full_reason = self.scorer.metadata["version"], f"{code}: {reason}"
-        return Decision(interaction_id, "abstain", None, self.threshold, version, self.guarantee, reason=full_reason)
+        version, guarantee = self.scorer.metadata["version"], self.guarantee.summarize()
+        return Decision(interaction_id, "abstain", None, self.threshold, version, guarantee, reason=reason)

@@ -25,11 +25,12 @@ def kill_writers(url: str, names: list[str], seed: int) -> list[str]:
     try:
         for writer in writers:
             assert writer.stdout and writer.stdout.readline() == "ready\n"
+        first = [writer.stdout.readline().strip() for writer in writers if writer.stdout]
         time.sleep(random.Random(seed).uniform(0.05, 0.5))
     finally:
         for writer in writers:
             writer.kill()
-    return [key for writer in writers for key in writer.communicate()[0].split()]
+    return first + [key for writer in writers for key in writer.communicate()[0].split()]
 
 
 def assert_all_there(url: str, acknowledged: list[str]) -> None:

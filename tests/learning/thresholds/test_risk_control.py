@@ -5,7 +5,6 @@ The tables of docs/studies/thresholds.md: `python -m benchmarks.guarantee`.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 
@@ -17,8 +16,8 @@ from scipy.stats import beta, binom
 
 from abstain.config.params import ThresholdParams
 from abstain.core.errors import AbstainError
+from abstain.learning.thresholds.guarantee import MIN_GROUPS, Guarantee
 from abstain.learning.thresholds.risk_control import (
-    MIN_GROUPS,
     ControlledThreshold,
     InfeasibleThreshold,
     ReviewedAnswers,
@@ -83,10 +82,7 @@ def test_few_documents_guarantee_nothing_and_say_so() -> None:
     made = control_risk_by_params(tested, training, make_threshold_params())
     assert isinstance(made, InfeasibleThreshold) and made.groups == 8
     assert made.reviews_needed is not None and made.reviews_needed >= made.rows * MIN_GROUPS / 8
-    assert (
-        f"too few documents to tell how answers about one err together: review answers about at least {MIN_GROUPS}"
-        in (str(made))
-    )
+    assert f"about 8 documents were reviewed: review answers about {MIN_GROUPS} or more" in made.to_guarantee().message
 
 
 def test_as_many_reviews_as_are_said_to_be_needed_make_a_guarantee_four_times_in_five() -> None:
@@ -120,28 +116,34 @@ def test_a_guarantee_by_hand() -> None:
     tested = graded((0.9, 40, 0), (0.6, 18, 2), (0.3, 18, 22))
     made = control_risk_by_params(tested, TRAINING, make_threshold_params(0.9))
     assert isinstance(made, ControlledThreshold)
-    assert made.to_dict() == {
-        "guaranteed": True,
+    assert (made.threshold, made.shown) == (0.6, 60)
+    p_value = sum(math.comb(60, k) * 0.1**k * 0.9 ** (60 - k) for k in range(3))
+    assert made.to_guarantee().model_dump(mode="json") == {
+        "status": "unchecked",
         "metric": "precision",
         "target": 0.9,
         "confidence": 0.9,
-        "threshold": 0.6,
-        "precision": pytest.approx(58 / 60),
-        "error_rate": pytest.approx(0.02),
-        "coverage": pytest.approx(0.6),
-        "rows": 100,
-        "groups": 100,
-        "sampled": True,
-        "icc": 0.0,
-        "n_eff": 60,
-        "largest_reviewer": None,
-        "shown": 60,
-        "p_value": pytest.approx(sum(math.comb(60, k) * 0.1**k * 0.9 ** (60 - k) for k in range(3))),
+        "population": "all_answers",
+        "evidence": {
+            "reviews": 100,
+            "groups": 100,
+            "n_eff": 60,
+            "icc": 0.0,
+            "sampled": True,
+            "p_value": pytest.approx(p_value),
+            "reviewers": None,
+            "largest_reviewer_share": None,
+        },
+        "estimates": {
+            "coverage": pytest.approx(0.6),
+            "precision": pytest.approx(58 / 60),
+            "error_rate": pytest.approx(0.02),
+        },
+        "holdout": None,
         "void_if": ["documents_change", "model_changes", "questions_change"],
-        "message": "precision of at least 0.9 among the shown of all answers at confidence 0.9: threshold 0.600 shows 60%, 0.967 "
-        "correct, by 100 reviews sampled at random; void if documents, model or questions change",
+        "additional_reviews": None,
+        "message": "At least 90 % of the shown answers are correct (confidence 0.9), not checked on the hold-out yet.",
     }
-    assert json.loads(json.dumps(made.to_dict()))["threshold"] == made.threshold
 
 
 RARELY, OFTEN = "r-0123456789abcdef0123", "r-fedcba98765432100000"
@@ -158,22 +160,22 @@ def test_a_guarantee_tells_the_largest_share_of_a_reviewer_in_what_it_is_of() ->
     tested = graded((0.9, 40, 0), (0.6, 18, 2), (0.3, 18, 22))
     by = judged_by(tested, [OFTEN], [RARELY, OFTEN])
     made = control_risk_by_params(by, TRAINING, make_threshold_params(0.9))
-    assert made.to_dict()["largest_reviewer"] == {"reviewer": OFTEN, "share": 0.75, "reviewers": 2}
-    assert "one reviewer r-fedcba98 of 2 judged 75% of it" in str(made) and OFTEN not in str(made)
-    assert "sme" not in str(control_risk_by_params(judged_by(tested, ["sme-1"]), TRAINING, make_threshold_params(0.9)))
+    evidence = made.to_guarantee().evidence
+    assert (evidence.largest_reviewer_share, evidence.reviewers) == (0.75, 2)
+    assert not any(name in made.to_guarantee().model_dump_json() for name in (OFTEN[:10], RARELY[:10]))
     # A precision is of the shown answers, an error rate of all.
     assert by.reviewers is not None
     by.reviewers[60:] = [[RARELY]] * 40
-    for metric, target, most in (("precision", 0.9, (OFTEN, 0.75)), ("error_rate", 0.06, (RARELY, 0.55))):
+    for metric, target, most in (("precision", 0.9, 0.75), ("error_rate", 0.06, 0.55)):
         made = control_risk_by_params(by, TRAINING, make_threshold_params(target, metric))
         assert isinstance(made, ControlledThreshold) and made.threshold == 0.6 and made.largest_reviewer is not None
-        assert (made.largest_reviewer.reviewer, made.largest_reviewer.share) == (most[0], pytest.approx(most[1]))
+        assert made.largest_reviewer.share == pytest.approx(most)
 
 
 def test_shares_of_reviewers_are_of_the_weights() -> None:
     rows = judged_by(graded((0.9, 2, 0)), [RARELY], [OFTEN])
     largest = replace(rows, weight=np.array([0.2, 1.0])).find_largest_reviewer("precision", 0.5)
-    assert largest is not None and (largest.reviewer, largest.share) == (OFTEN, pytest.approx(1 / 1.2))
+    assert largest is not None and largest.share == pytest.approx(1 / 1.2)
     assert rows.find_largest_reviewer("precision", 0.95) is None
 
 
@@ -187,13 +189,10 @@ def test_one_reviewer_who_judged_more_than_the_limit_leaves_no_guarantee_and_say
     refused = control_risk_by_params(
         judged_by(tested, *five[:2]), TRAINING, make_threshold_params(0.9, max_reviewer_share=0.2), validation_share=0.5
     )
-    assert isinstance(refused, InfeasibleThreshold) and not refused.to_dict()["guaranteed"]
+    assert isinstance(refused, InfeasibleThreshold) and refused.to_guarantee().status == "none"
     assert (refused.reviews_needed, refused.additional_reviews) == (250, 300)
-    assert str(refused) == (
-        "precision 0.9 is reached at confidence 0.9 with 100 reviewed answers; one reviewer of 2 judged 50% of it, 20% "
-        "allowed (threshold.max_reviewer_share): have other reviewers review about 300 more answers, by 5 reviewers or "
-        "more in all"
-    )
+    assert "one of 2 reviewers wrote 50.0 % of the reviews" in refused.to_guarantee().message
+    assert "have others review about 300 more answers" in refused.to_guarantee().message
     # As many more by others, and the share is within the limit.
     more = judged_by(graded((0.9, 140, 0), (0.6, 63, 7), (0.3, 18, 22)), *five)
     assert isinstance(
@@ -208,16 +207,15 @@ def test_an_error_rate_is_of_all_answers_and_needs_nothing_of_the_training_rows_
         assert isinstance(made, ControlledThreshold)
         assert (made.threshold, made.error_rate, made.shown) == (0.6, pytest.approx(0.02), 60)
         assert made.p_value == pytest.approx(sum(math.comb(100, k) * 0.06**k * 0.94 ** (100 - k) for k in range(3)))
-        assert str(made).startswith("error rate of at most 0.06 of all answers at confidence 0.9: threshold")
 
 
 def test_reviews_that_chose_themselves_guarantee_nothing_of_all_answers() -> None:
     self_selected = replace(graded((0.9, 60, 1)), groups=np.arange(61) % 20, sampled=False)
     made = control_risk_by_params(self_selected, TRAINING, make_threshold_params(0.9))
     assert isinstance(made, ControlledThreshold) and made.sampled is False
-    assert "of answers like those reviewed" in str(made) and "by 61 reviews not sampled about 20 documents" in str(made)
-    assert "(n_eff 59, ICC 0.0" in str(made)
-    assert len(str(made)) <= 250, "two lines"
+    guarantee = made.to_guarantee()
+    assert guarantee.population == "answers_like_reviewed" and "like the reviewed ones" in guarantee.message
+    assert (guarantee.evidence.groups, guarantee.evidence.n_eff) == (20, 59)
 
 
 def test_too_few_reviews_say_how_many_are_needed() -> None:
@@ -226,14 +224,12 @@ def test_too_few_reviews_say_how_many_are_needed() -> None:
     made = control_risk_by_params(tested, training, make_threshold_params(0.9))
     assert isinstance(made, InfeasibleThreshold) and made.additional_reviews is not None
     assert made.reviews_needed == estimate_reviews_needed("precision", 0.9, 0.9, 0.95, 0.4) == 383
-    assert str(made) == (
-        "no threshold reaches precision 0.9 at confidence 0.9 with 50 reviewed answers; about 383 would be needed: "
-        "bring about 333 more reviews, or lower threshold.target"
-    )
     of_quarter = control_risk_by_params(tested, training, make_threshold_params(0.9), validation_share=0.25)
     assert isinstance(of_quarter, InfeasibleThreshold) and of_quarter.additional_reviews == 4 * made.additional_reviews
     assert (made.threshold, made.precision, made.coverage) == (0.9, pytest.approx(0.95), 0.4)
-    assert made.to_dict()["guaranteed"] is False and json.dumps(made.to_dict())
+    guarantee = made.to_guarantee()
+    assert guarantee.status == "none" and guarantee.additional_reviews == made.additional_reviews == 333
+    assert "bring about 333 more, or lower threshold.target" in guarantee.message
 
 
 def test_where_few_answers_exclude_nothing_at_least_as_many_are_named_as_the_best_truth_needs() -> None:
@@ -243,27 +239,19 @@ def test_where_few_answers_exclude_nothing_at_least_as_many_are_named_as_the_bes
     assert isinstance(made, InfeasibleThreshold) and made.is_lower_bound
     best = beta.ppf(0.05, 2, 29)
     assert made.reviews_needed == estimate_reviews_needed("error_rate", 0.05, 0.9, best, 1.0)
-    assert f"bring at least {made.additional_reviews:,} more reviews" in str(made)
     many = graded((0.9, 900, 100))
-    assert "more of them will not help" in str(
-        control_risk_by_params(many, many, make_threshold_params(0.05, "error_rate"))
-    )
+    hopeless = control_risk_by_params(many, many, make_threshold_params(0.05, "error_rate")).to_guarantee()
+    assert (hopeless.status, hopeless.additional_reviews) == ("none", None)
 
 
 def test_a_probe_that_is_not_good_enough_needs_no_more_reviews_but_a_lower_guarantee() -> None:
     poor = graded((0.9, 32, 8), (0.3, 30, 30))
     made = control_risk_by_params(poor, poor, make_threshold_params(0.95))
     assert isinstance(made, InfeasibleThreshold) and made.reviews_needed is None
-    assert str(made) == (
-        "no threshold reaches precision 0.95 at confidence 0.9 with 100 reviewed answers, and more of them will not "
-        "help: within reach is 0.800 while showing 40% (threshold 0.900): lower threshold.target, or train a better probe"
-    )
+    assert made.to_guarantee().estimates.precision == pytest.approx(0.8)
+    assert "will not help: lower threshold.target" in made.to_guarantee().message
     made = control_risk_by_params(poor, poor, make_threshold_params(0.01, "error_rate"))
-    assert (
-        "error rate 0.01" in str(made)
-        and "within reach is 0.080" in str(made)
-        and "raise threshold.target" in str(made)
-    )
+    assert made.error_rate == pytest.approx(0.08) and "raise threshold.target" in made.to_guarantee().message
 
 
 def test_confidences_on_two_scales_are_noticed() -> None:
@@ -306,7 +294,8 @@ def test_what_is_guaranteed_is_significant_on_the_tested_answers(
         # Where testing starts above every tested answer, more of them are no remedy.
         starts_above = rows.confidence.max() < graded(*training).confidence.max()
         assert starts_above or made.reviews_needed is None or made.reviews_needed > len(shown)
-    assert json.loads(json.dumps(made.to_dict()))["message"] == str(made)
+    guarantee = made.to_guarantee()
+    assert Guarantee.model_validate_json(guarantee.model_dump_json()) == guarantee
 
 
 @pytest.mark.parametrize("change", [{"metric": "auroc"}, {"target": 90.0}, {"confidence_level": 1.0}])

@@ -17,6 +17,7 @@ from abstain.serving.service import decision_inputs
 from abstain.serving.service.gate_service import GateService
 from abstain.serving.service.keys import ApiKeys
 from abstain.serving.service.schemas import MAX_ANSWERS, MAX_INSTRUCTION_CHARACTERS
+from tests.learning.thresholds.builders import make_guarantee
 from tests.serving.api.conftest import BASE, MadeUpReleases
 
 pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
@@ -39,7 +40,7 @@ def test_an_answer_is_decided_about_and_the_decision_is_in_the_log(client: TestC
     assert found["confidence"] == pytest.approx(expected.confidence)
     assert found["show"] == (found["decision"] == "show") == expected.show
     assert (found["version"], found["threshold"]) == ("v1.0.0", 0.5)
-    assert found["guarantee"] == "precision of at least 0.8" and found["components"]
+    assert found["guarantee"] == make_guarantee().summarize().model_dump() and found["components"]
     logged = queries.get_decision(service.log.database, "i-1")
     assert logged is not None
     assert logged.decision.confidence == pytest.approx(expected.confidence)
@@ -66,7 +67,7 @@ def test_a_list_is_answered_in_its_order(client: TestClient) -> None:
 def test_without_contexts_there_is_no_decision_and_the_answer_is_withheld(client: TestClient) -> None:
     for changes in ({"contexts": None}, {"contexts": None, "call_id": "unknown"}):
         assert (found := ask(client, **changes))["decision"] == "unavailable"
-    assert found["reason"].endswith("nothing is registered for this call_id, or no more")
+    assert found["reason"]["message"].endswith("nothing is registered for this call_id, or no more")
     assert ask(client, contexts=None, allow_no_context=True)["decision"] in ("show", "abstain")
     assert 'decision="unavailable",shown="no",source="api"' in client.get("/metrics").text
 
@@ -173,7 +174,7 @@ def test_a_slow_decision_is_unavailable(
     monkeypatch.setattr(Gate, "score_with_model", slowly)
     with TestClient(make_app(service, ApiKeys()), BASE) as client:
         found = ask(client)
-    assert (found["decision"], found["show"]) == ("unavailable", False) and "A509" in found["reason"]
+    assert (found["decision"], found["show"]) == ("unavailable", False) and found["reason"]["code"] == "A509"
 
 
 def test_a_burst_beyond_the_queue_is_told_to_come_back(
@@ -264,7 +265,7 @@ def test_the_time_limit_holds_for_what_is_retrieved_too(
     with TestClient(make_app(slow, ApiKeys()), BASE) as client:
         began = time.monotonic()
         found = ask(client, contexts=None, entitlements=["staff"])
-        assert time.monotonic() - began < 4 and "A509" in found["reason"]
+        assert time.monotonic() - began < 4 and found["reason"]["code"] == "A509"
 
 
 def test_of_a_list_beyond_the_queue_nothing_is_decided(

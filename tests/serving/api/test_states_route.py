@@ -131,7 +131,7 @@ def test_what_the_scorer_needs_besides_is_named(
     response = {"choices": [{"logprobs": {"content": content}}]}
     found = engine_client.post("/v1/gate", json={"response": response}).json()
     assert (found["decision"], found["show"]) == ("unavailable", False)
-    assert "the hidden states of the answer" in found["reason"]
+    assert "the hidden states of the answer" in found["reason"]["message"]
 
 
 def test_the_version_says_what_its_scorer_reads(engine_client: TestClient, without_eos: GateService) -> None:

@@ -33,7 +33,7 @@ class StandIn:
 
     def decide(self, question: str, contexts: Sequence[str], answer: str) -> Decision:
         show = (question, list(contexts), answer) == (QUESTION, CHUNKS, "right")
-        return Decision("i-1", "show" if show else "abstain", 0.5, 0.5, "v1.0.0", "made up", show=show)
+        return Decision("i-1", "show" if show else "abstain", 0.5, 0.5, "v1.0.0", None, show=show)
 
 
 def nemo(answer: str) -> str:

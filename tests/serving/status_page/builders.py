@@ -32,10 +32,11 @@ from abstain.serving.service.version_follower import VersionFollower, VersionInf
 from abstain.serving.status_page.page import add_page
 from tests.data.builders import cited, interaction
 from tests.data.decision_log.builders import decision, open_log, url_of
+from tests.learning.thresholds.builders import make_guarantee, make_missing_guarantee
 from tests.serving.builders import FUSION, release
 
 SINCE = datetime(2026, 11, 1, 9, 30, tzinfo=UTC)
-GUARANTEE = "precision of at least 0.8"
+GUARANTEE = make_guarantee().message
 LABELS = LabelParams(
     correct_if=("correct", "truthful"),
     conflicts="latest",
@@ -77,8 +78,8 @@ def fused_release(folder: Path, model: Path, settings: Settings, guaranteed: boo
     kinds = {"fused": "fusion", "probe": "probe", "min_log_prob": "log_prob"}
     digests = {"fused": hashlib.sha256(content).hexdigest()}
     scorer = {"name": "fused", "kinds": kinds, "forward_tokens": 40.0, "sha256": digests}
-    guarantee = {"guaranteed": guaranteed, "message": GUARANTEE}
-    changes = {"scorer": json.dumps(scorer), "guarantee": json.dumps(guarantee)}
+    guarantee = make_guarantee() if guaranteed else make_missing_guarantee()
+    changes = {"scorer": json.dumps(scorer), "guarantee": guarantee.model_dump_json()}
     return release(folder, model, settings, **changes).parent
 
 

@@ -410,10 +410,10 @@ def test_two_reviewers_lose_no_verdict(
 
 
 def test_a_withheld_answer_of_the_queue_has_its_weight(service: GateService, page: TestClient, tmp_path: Path) -> None:
-    service.log.record_decision(withheld("w-1", reason="A999: too unsure")).result()
+    service.log.record_decision(withheld("w-1", code="A206", reason="too unsure")).result()
     queue_answers(service, "w-1", probability=0.25)
     closed = BeautifulSoup(page.get("/review?id=w-1").text, "html.parser").select_one("details:not([open])")
-    assert closed and "A999" in closed.get_text(), "what the gate thinks of it is not in sight"
+    assert closed and "A206: too unsure" in closed.get_text(), "what the gate thinks of it is not in sight"
     send_review(page)
     assert [row.inclusion_probability for row in reviews_in(service, tmp_path)] == [0.25]
 

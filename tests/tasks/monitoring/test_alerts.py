@@ -81,7 +81,7 @@ def test_failed_run_posts_one_alert_and_none_without_a_webhook(up: Up, listener:
     assert alerts(ui) == [f"abstain-alert-{name}" for name in ("alarm", "failed", "rejected", "silence")]
 
     run = up.project.command(["python", "-c", FAILING])
-    assert "failed: A105: batch refused" in run.stdout, run.stdout + run.stderr
+    assert "failed: A105: batch rejected" in run.stdout, run.stdout + run.stderr
     wait_until(lambda: bool(listener.alerts), 60)
     subject, message, link = listener.alerts[0]["text"].split("\n")
     assert subject == "ingest: run tuesday has failed"

@@ -13,15 +13,16 @@ from abstain.core import paths
 from abstain.core.bundle_format import compute_sha256
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.learning.thresholds.guarantee import Guarantee, HoldoutResult
 from abstain.release.registry import RegistryEvent, load_registry, make_version_tag
 from abstain_tasks.release import promotion, promotion_inputs
 from abstain_tasks.release.promotion import PromotionResult
 from abstain_tasks.runs.events import REJECTED
 from abstain_tasks.runs.git_commit import commit
 from abstain_tasks.runs.run_params import edit_params
-from tests.tasks.conftest import Candidates, Plain
+from tests.tasks.conftest import MISSING, Candidates, Plain
 
-WHY = "about 300 would be needed: bring about 500 more reviews"
+WHY = MISSING.message
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def frozen(workspace: Plain, monkeypatch: pytest.MonkeyPatch) -> list[str | None
     found: list[str | None] = []
 
     def write(_: Plain, event: RegistryEvent) -> bool:
-        if event.guaranteed:
+        if event.has_guarantee:
             found.append(load_registry(workspace.path / paths.REGISTRY).production_version)
         return False
 
@@ -49,36 +50,31 @@ def approval(workspace: Plain, name: str) -> dict[str, Any]:
     return read
 
 
-def carried_guarantee(workspace: Plain) -> dict[str, Any]:
+def carried_guarantee(workspace: Plain) -> Guarantee:
     """The guarantee that the released file tells its callers."""
     entries = onnx.load(workspace.path / paths.RELEASED_ONNX).metadata_props
     (text,) = (entry.value for entry in entries if entry.key == "guarantee")
-    read: dict[str, Any] = json.loads(text)
-    return read
+    return Guarantee.model_validate_json(text)
 
 
 def test_the_first_version_may_lack_a_guarantee_until_one_has_it(
     workspace: Plain, first_candidates: Candidates, frozen: list[str | None]
 ) -> None:
     set_on_infeasible(workspace, "heuristic")
-    first_candidates.write(1.5, unguaranteed=WHY)
+    first_candidates.write(1.5, guaranteed=False)
     assert first_candidates.promote() == PromotionResult("promoted", "v1.0.0", [f"none yet: {WHY}"])
     live = workspace.on_origin().production
-    assert live is not None and not live.guaranteed and live.additional_reviews == 500 and frozen == []
-    assert carried_guarantee(workspace) == {
-        "guaranteed": False,
-        "message": f"none yet: {WHY}",
-        "additional_reviews": 500,
-    }
-    assert approval(workspace, "v1.0.0")["largest_reviewer"] == {"reviewer": "sme-1", "share": 0.4, "reviewers": 3}
-    first_candidates.write(1.4, drop=20, unguaranteed=WHY)  # the hold-out has grown, and is no rival's
+    assert live is not None and live.guarantee == carried_guarantee(workspace) == MISSING and frozen == []
+    assert approval(workspace, "v1.0.0")["guarantee"] == MISSING.model_dump(mode="json")
+    first_candidates.write(1.4, drop=20, guaranteed=False)  # the hold-out has grown, and is no rival's
     assert first_candidates.promote().version == "v1.1.0"
     first_candidates.write(1.2, drop=10)  # ranks worse, but keeps its word
     assert first_candidates.promote() == PromotionResult("promoted", "v1.2.0", [])
     live = workspace.on_origin().production
-    assert live is not None and live.guaranteed and live.additional_reviews is None and frozen == ["v1.1.0"]
-    assert carried_guarantee(workspace) == {"guaranteed": True, "message": "precision of at least 0.8"}
-    first_candidates.write(1.6, drop=10, unguaranteed=WHY)
+    assert live is not None and live.has_guarantee and frozen == ["v1.1.0"]
+    assert live.guarantee == carried_guarantee(workspace)
+    assert live.guarantee.holdout == HoldoutResult(reviews=390, value=0.5 * (1 - 0.8), low=0.08, high=0.12)
+    first_candidates.write(1.6, drop=10, guaranteed=False)
     assert first_candidates.promote() == PromotionResult(
         "rejected", "v1.2.0", [f"A302 the check `guarantee` failed: none: {WHY}"]
     )
@@ -90,7 +86,7 @@ def test_where_it_must_not_the_record_and_an_event_say_why(
     emitted: list[dict[str, str]] = []
     monkeypatch.setattr(promotion, "post_event", lambda name, about, **said: emitted.append({name: about, **said}))
     assert load_params(workspace.path / paths.PARAMS).threshold.on_infeasible == "fail"
-    first_candidates.write(1.5, unguaranteed=WHY)
+    first_candidates.write(1.5, guaranteed=False)
     assert first_candidates.promote() == PromotionResult(
         "rejected", None, [f"A302 the check `guarantee` failed: none: {WHY}"]
     )
@@ -121,12 +117,12 @@ def test_a_guarantee_that_cannot_be_checked_is_none_until_it_can(
     record, live = approval(workspace, "v1.0.0"), workspace.on_origin().production
     (said,) = outcome.reasons
     shown = next(check["value"] for check in record["checks"] if check["name"] == "guarantee")
-    more = record["additional_reviews"]
+    more = record["guarantee"]["additional_reviews"]
     assert 0 < shown < 20 and 60 * 20 / shown <= 60 + more < 60 * 20 / shown + 1, "of 60 reviews a third are here"
     assert said.startswith("not checked yet: the hold-out shows ") and said.endswith(f"bring about {more} more reviews")
-    assert (record["approved"], record["guaranteed"], record["missing_guarantee_reason"]) == (True, False, said)
-    assert live is not None and (live.guaranteed, live.additional_reviews) == (False, more) and frozen == []
-    assert carried_guarantee(workspace) == {"guaranteed": False, "message": said, "additional_reviews": more}
+    assert record["approved"] and record["guarantee"]["status"] == "unchecked" and frozen == []
+    assert live is not None and live.guarantee == carried_guarantee(workspace)
+    assert live.guarantee.model_dump(mode="json") == record["guarantee"]
     assert live.notice in first_candidates.judged[-1] and live.notice in workspace.git("log", "-1", "--format=%b")
     first_candidates.write(1.4, drop=FEW)  # not compared with the other
     assert first_candidates.promote().version == "v1.1.0" and frozen == []
@@ -146,7 +142,10 @@ def test_the_same_bytes_are_judged_again_once_the_hold_out_can_check_them(
     first_candidates.write(1.5)
     assert first_candidates.promote() == PromotionResult("promoted", "v1.1.0", [])
     first, second = workspace.on_origin().history
-    assert first.candidate_sha256 == second.candidate_sha256 and (first.guaranteed, second.guaranteed) == (False, True)
+    assert first.candidate_sha256 == second.candidate_sha256 and (first.has_guarantee, second.has_guarantee) == (
+        False,
+        True,
+    )
     first_candidates.write(1.5, drop=FEW)
     assert first_candidates.promote().status == "unchanged"
 
@@ -182,7 +181,10 @@ def test_a_frozen_hold_out_grows_by_no_review(
     commit(workspace, "Where nothing can be guaranteed", paths.PARAMS)
     first_candidates.write(1.5, drop=FEW)
     (said,) = first_candidates.promote().reasons
-    assert "move split.holdout_frozen_at" in said and approval(workspace, "v1.0.0")["additional_reviews"] is None
+    assert (
+        "move split.holdout_frozen_at" in said
+        and approval(workspace, "v1.0.0")["guarantee"]["additional_reviews"] is None
+    )
 
 
 @pytest.mark.heavy

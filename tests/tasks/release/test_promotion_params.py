@@ -21,6 +21,7 @@ from abstain_tasks.release.promotion_params import refill_holdout, write_promoti
 from abstain_tasks.runs.run_params import edit_params
 from abstain_tasks.runs.workspace import Workspace, open_workspace
 from tests.conftest import Project, read_lock
+from tests.learning.thresholds.builders import make_missing_guarantee
 from tests.release.events import promotion
 
 pytestmark = pytest.mark.slow
@@ -88,7 +89,7 @@ def test_the_first_promotion_freezes_the_holdout_and_moves_no_row(project: Proje
 def test_a_version_without_a_guarantee_freezes_nothing(project: Project) -> None:
     with open_workspace() as workspace:
         workspace.dvc("repro", "--quiet")
-        assert write_promotion_params(workspace, promotion(guaranteed=False))
+        assert write_promotion_params(workspace, promotion(guarantee=make_missing_guarantee()))
         params = load_params(workspace.path / "params.yaml")
         assert params.split.holdout_frozen_at is None and params.serve.current_kind == "probe"
         assert status(workspace) == {}

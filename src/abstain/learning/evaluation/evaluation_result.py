@@ -7,12 +7,13 @@ answers is None (null in JSON).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from abstain.core.formatting import HasValues, format_count
 from abstain.core.markdown import is_defined
+from abstain.learning.thresholds.guarantee import Guarantee
 
 Value = Annotated[float | None, BeforeValidator(lambda value: value if is_defined(value) else None)]
 """A metric; None if it is not defined for the answers, which the stage knows as nan."""
@@ -147,48 +148,26 @@ class EvaluationMetrics(EvaluationPart):
     newest: NewestMetrics
 
 
-class LargestReviewer(EvaluationPart):
-    """The reviewer whose reviews have the largest share of the weight."""
-
-    reviewer: str
-    share: float
-    reviewers: int
-
-
 class TunedThreshold(Rates):
     """A threshold and its rates on the validation split."""
 
     threshold: float
 
 
-class ThresholdResult(TunedThreshold):
+class ThresholdResult(EvaluationPart):
     """Content of threshold.json.
 
     Attributes:
-        guaranteed: Whether the target is guaranteed. Without a guarantee, `message` says why, and `reviews_needed` how
-            many reviews would do.
-        n_eff: Independent answers that the shown ones (for the error rate: all) are worth.
-        sampled: Whether the guarantee is about all answers, and not only about answers like the reviewed ones.
+        threshold: The served threshold.
+        guarantee: Its guarantee; with status "none", the heuristic threshold is served.
         heuristic: The threshold that just reaches the target on the validation split; None if there is none.
         self_selected: Rates on reviews that reviewers selected themselves; None if there are none.
     """
 
-    guaranteed: bool
-    metric: Literal["precision", "error_rate"]
-    target: float
-    confidence: float
-    rows: int
-    groups: int
-    sampled: bool
-    void_if: list[str]
-    icc: Value
-    n_eff: float
-    largest_reviewer: LargestReviewer | None
+    threshold: float
+    guarantee: Guarantee
     heuristic: TunedThreshold | None
     self_selected: CountedRates | None
-    p_value: Value = None
-    message: str = ""
-    reviews_needed: int | None = None
 
 
 class Candidate(Auroc):
@@ -456,6 +435,13 @@ class EvaluationResult(EvaluationPart):
     def served_metrics(self) -> ScorerMetrics:
         """Row of the served scorer in the leaderboard."""
         return self.metrics.holdout.scorers[self.evaluation.served.name]
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The guarantee; it is active if the hold-out shows enough answers to check it."""
+        guarantee = self.evaluation.threshold.guarantee
+        is_checked = guarantee.status != "none" and not self.too_few_shown
+        return guarantee.model_copy(update={"status": "active"}) if is_checked else guarantee
 
     @property
     def too_few_shown(self) -> str:

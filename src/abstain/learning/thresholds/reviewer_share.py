@@ -10,27 +10,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from abstain.core.text import PSEUDONYM, shorten_name
-
 
 @dataclass(frozen=True)
 class ReviewerShare:
-    """The reviewer with the largest share of the weight.
+    """The largest share of one reviewer, without the name: everybody who reads a guarantee may know the share.
 
     Attributes:
-        reviewer: Name or pseudonym of this reviewer.
         share: Their share of the weight, in [0, 1].
         reviewers: Number of all reviewers.
     """
 
-    reviewer: str
     share: float
     reviewers: int
-
-    def __str__(self) -> str:
-        """Name the reviewer only by a pseudonym, because every served decision carries its guarantee."""
-        name = f" {shorten_name(self.reviewer)}" if PSEUDONYM.fullmatch(self.reviewer) else ""
-        return f"one reviewer{name} of {self.reviewers:,} judged {self.share:.0%} of it"
 
 
 def find_largest_share(reviewers: Iterable[Sequence[str]], weight: np.ndarray) -> ReviewerShare | None:
@@ -49,5 +40,4 @@ def find_largest_share(reviewers: Iterable[Sequence[str]], weight: np.ndarray) -
             weight_by_reviewer[reviewer] = weight_by_reviewer.get(reviewer, 0.0) + row_weight / len(row_reviewers)
     if not weight_by_reviewer:
         return None
-    largest = max(sorted(weight_by_reviewer), key=weight_by_reviewer.__getitem__)
-    return ReviewerShare(largest, weight_by_reviewer[largest] / float(weight.sum()), len(weight_by_reviewer))
+    return ReviewerShare(max(weight_by_reviewer.values()) / float(weight.sum()), len(weight_by_reviewer))

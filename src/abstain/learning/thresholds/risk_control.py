@@ -21,7 +21,7 @@ Notes (each measured, docs/studies/thresholds.md):
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -33,20 +33,22 @@ from abstain.core.errors import AbstainError
 from abstain.learning.metrics.calibration import validate_rows
 from abstain.learning.metrics.weighted_metrics import Weight, effective_sample_size
 from abstain.learning.thresholds.design_effect import GroupTotals, compute_group_totals, estimate_intraclass_correlation
+from abstain.learning.thresholds.guarantee import (
+    MIN_GROUPS,
+    VOID_IF,
+    Guarantee,
+    GuaranteeEstimates,
+    GuaranteeEvidence,
+    TargetMetric,
+)
 from abstain.learning.thresholds.reviewer_share import ReviewerShare, find_largest_share
 from abstain.learning.thresholds.selection import OperatingPoint, compute_operating_point
-
-TargetMetric = Literal["precision", "error_rate"]
 
 MAX_CANDIDATES = 50
 """Number of candidate thresholds, evenly spaced by coverage; 20 or 200 of them reach the same coverage."""
 POWER = 0.8
 """Probability of a guarantee with `reviews_needed` reviews."""
 MAX_REVIEWS_NEEDED = 1_000_000
-MIN_GROUPS = 10
-"""Smallest number of groups whose answers can give a guarantee."""
-VOID_IF = ("documents_change", "model_changes", "questions_change")
-"""What ends every guarantee."""
 
 
 @dataclass(frozen=True)
@@ -146,20 +148,35 @@ class _ThresholdResult:
     n_eff: int
     largest_reviewer: ReviewerShare | None
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return every field, whether anything is `guaranteed`, the conditions that void it, and the `message`."""
-        return {
-            "guaranteed": isinstance(self, ControlledThreshold),
-            **asdict(self),
-            "void_if": list(VOID_IF),
-            "message": str(self),
-        }
-
-    def _describe_groups(self) -> str:
-        return "" if self.groups == self.rows else f" about {self.groups:,} documents"
-
-    def _describe_reviewer(self) -> str:
-        return "" if self.largest_reviewer is None else f"; {self.largest_reviewer}"
+    def _make_guarantee(
+        self, status: Literal["unchecked", "none"], p_value: float | None, additional_reviews: int | None
+    ) -> Guarantee:
+        largest = self.largest_reviewer
+        return Guarantee(
+            status=status,
+            metric=self.metric,
+            target=self.target,
+            confidence=self.confidence,
+            population="all_answers" if self.sampled else "answers_like_reviewed",
+            evidence=GuaranteeEvidence(
+                reviews=self.rows,
+                groups=self.groups,
+                n_eff=self.n_eff,
+                icc=self.icc,
+                sampled=self.sampled,
+                p_value=p_value,
+                reviewers=largest and largest.reviewers,
+                largest_reviewer_share=largest and largest.share,
+            ),
+            estimates=GuaranteeEstimates(
+                coverage=self.coverage,
+                precision=None if math.isnan(self.precision) else self.precision,
+                error_rate=self.error_rate,
+            ),
+            holdout=None,
+            void_if=VOID_IF,
+            additional_reviews=additional_reviews,
+        )
 
 
 @dataclass(frozen=True)
@@ -183,7 +200,7 @@ class ControlledThreshold(_ThresholdResult):
         icc: Estimated correlation of being incorrect within a document.
         n_eff: Number of independent answers that carry as much information as the answers that `metric` counts (the
             shown ones for a precision, all for an error rate).
-        largest_reviewer: The reviewer with the largest share of the weight of the counted answers.
+        largest_reviewer: The largest share of one reviewer in the weight of the counted answers.
         shown: Number of reviewed answers that are shown.
         p_value: Probability of as few incorrect answers, or fewer, if the target were only just missed at this
             threshold.
@@ -192,23 +209,9 @@ class ControlledThreshold(_ThresholdResult):
     shown: int
     p_value: float
 
-    def __str__(self) -> str:
-        limit = (
-            f"precision of at least {self.target:g} among the shown"
-            if self.metric == "precision"
-            else f"error rate of at most {self.target:g}"
-        )
-        population, sampling = (
-            ("all answers", "sampled at random") if self.sampled else ("answers like those reviewed", "not sampled")
-        )
-        n_counted = self.shown if self.metric == "precision" else self.rows
-        effective = f" (n_eff {self.n_eff:,}, ICC {self.icc:.2f})"
-        return (
-            f"{limit} of {population} at confidence {self.confidence:g}: threshold "
-            f"{self.threshold:.3f} shows {self.coverage:.0%}, {self.precision:.3f} correct, by {self.rows:,} "
-            f"reviews {sampling}{self._describe_groups()}{'' if self.n_eff == n_counted else effective}"
-            f"{self._describe_reviewer()}; void if documents, model or questions change"
-        )
+    def to_guarantee(self) -> Guarantee:
+        """Return the guarantee; the promotion checks it on the hold-out."""
+        return self._make_guarantee("unchecked", self.p_value, None)
 
 
 @dataclass(frozen=True)
@@ -225,58 +228,19 @@ class InfeasibleThreshold(_ThresholdResult):
         additional_reviews: Additional reviews for that, in all splits together; about other documents if there are
             fewer than `MIN_GROUPS`.
         is_lower_bound: Whether the two numbers are lower bounds, because the estimate does not beat the target.
+        p_value: That of a threshold that passes the test, if only the share of one reviewer, above
+            `max_reviewer_share`, prevents the guarantee. `reviews_needed` reviews reduce that share to the limit if
+            others write all the additional ones. None if no threshold passes.
     """
 
     reviews_needed: int | None
     additional_reviews: int | None
     is_lower_bound: bool
+    p_value: float | None = None
 
-    def __str__(self) -> str:
-        sampling = "" if self.sampled else " that were not sampled at random"
-        message = (
-            f"no threshold reaches {self.metric.replace('_', ' ')} {self.target:g} at confidence {self.confidence:g} "
-            f"with {self.rows:,} reviewed answers{self._describe_groups()}{sampling}"
-        )
-        if self.groups < min(MIN_GROUPS, self.rows):
-            return (
-                f"{message}: too few documents to tell how answers about one err together: review answers about at "
-                f"least {MIN_GROUPS}"
-            )
-        change = "lower" if self.metric == "precision" else "raise"
-        if self.additional_reviews is not None:
-            qualifier = "at least" if self.is_lower_bound else "about"
-            return (
-                f"{message}; {qualifier} {self.reviews_needed:,} would be needed: bring {qualifier} "
-                f"{self.additional_reviews:,} more reviews, or {change} threshold.target"
-            )
-        best_value = self.precision if self.metric == "precision" else self.error_rate
-        return (
-            f"{message}, and more of them will not help: within reach is {best_value:.3f} while showing "
-            f"{self.coverage:.0%} (threshold {self.threshold:.3f}): {change} threshold.target, "
-            "or train a better probe"
-        )
-
-
-@dataclass(frozen=True)
-class ReviewerShareExceeded(InfeasibleThreshold):
-    """A threshold that passes the test, but one reviewer has more than `max_reviewer_share` of the counted weight.
-
-    `reviews_needed` reviews reduce that share to the limit if others write all the additional ones.
-
-    Attributes:
-        max_reviewer_share: The limit, in (0, 1].
-    """
-
-    max_reviewer_share: float
-
-    def __str__(self) -> str:
-        min_reviewers = math.ceil(1 / self.max_reviewer_share - 1e-9)
-        return (
-            f"{self.metric.replace('_', ' ')} {self.target:g} is reached at confidence {self.confidence:g} with "
-            f"{self.rows:,} reviewed answers{self._describe_reviewer()}, {self.max_reviewer_share:.0%} allowed "
-            f"(threshold.max_reviewer_share): have other reviewers review about {self.additional_reviews:,} more "
-            f"answers, by {min_reviewers} reviewers or more in all"
-        )
+    def to_guarantee(self) -> Guarantee:
+        """Return why there is no guarantee."""
+        return self._make_guarantee("none", self.p_value, self.additional_reviews)
 
 
 @dataclass(frozen=True)
@@ -361,19 +325,15 @@ def control_risk(
     if not n_passed or not (validation.confidence >= tests.thresholds[last]).any() or validation.n_groups < MIN_GROUPS:
         return _make_infeasible(tests, validation, training, requirement, validation_share)
     point = _compute_point(validation, tests.thresholds[last])
-    fields = _make_fields(point, tests, last, validation, requirement)
+    fields, p_value = _make_fields(point, tests, last, validation, requirement), float(tests.p_values[last])
     largest_reviewer: ReviewerShare | None = fields["largest_reviewer"]
     if max_reviewer_share is not None and largest_reviewer is not None and largest_reviewer.share > max_reviewer_share:
         n_needed = math.ceil(len(validation.correct) * largest_reviewer.share / max_reviewer_share)
         n_additional = math.ceil((n_needed - len(validation.correct)) / validation_share)
-        return ReviewerShareExceeded(
-            **fields,
-            reviews_needed=n_needed,
-            additional_reviews=n_additional,
-            is_lower_bound=False,
-            max_reviewer_share=max_reviewer_share,
+        return InfeasibleThreshold(
+            **fields, reviews_needed=n_needed, additional_reviews=n_additional, is_lower_bound=False, p_value=p_value
         )
-    return ControlledThreshold(**fields, shown=point.shown, p_value=float(tests.p_values[last]))
+    return ControlledThreshold(**fields, shown=point.shown, p_value=p_value)
 
 
 def control_risk_by_params(

@@ -16,8 +16,6 @@ class Verdict:
     Attributes:
         state: Passed, warned (no guarantee, or it cannot be checked) or failed.
         headline: The verdict as a title.
-        limit: The target, such as `at least 85 %`.
-        subject: What the target is about, such as `of the shown answers are correct`.
         value: The metric on the hold-out; None if it is not defined.
         interval: Its 95 % interval as an addition to a sentence, or why it cannot be checked; "" if there is neither.
         shortfall: By how many answers the target is missed, and whether chance explains it; "" if it is met.
@@ -25,8 +23,6 @@ class Verdict:
 
     state: State
     headline: str
-    limit: str
-    subject: str
     value: float | None
     interval: str
     shortfall: str
@@ -41,38 +37,38 @@ def make_verdict(result: EvaluationResult) -> Verdict:
     Returns:
         The verdict.
     """
-    threshold, point = result.evaluation.threshold, result.metrics.holdout.at_threshold
-    is_precision, target = threshold.metric == "precision", threshold.target
+    guarantee, point = result.guarantee, result.metrics.holdout.at_threshold
+    is_precision, target = guarantee.metric == "precision", guarantee.target
     limit = f"at {'least' if is_precision else 'most'} {format_configured_share(target)}"
     subject = "of the shown answers are correct" if is_precision else "of all answers are shown and incorrect"
-    value = get_metric_value(threshold.metric, point)
+    value = get_metric_value(guarantee.metric, point)
     measured = f"{format_percent_near(value, target)} {subject}"
     unchecked = result.too_few_shown if point.coverage else "nothing is shown on the hold-out"
     state: State
-    if not threshold.guaranteed:
+    if guarantee.status == "none":
         finding = unchecked or f"on the hold-out {measured}, {limit} was asked for"
         state, headline = "warned", f"No guarantee can be made: {finding}"
     elif unchecked or value is None:
         what = "correct" if is_precision else "shown and incorrect"
         state, headline = "warned", f"The guarantee of {limit} {what} cannot be checked: {unchecked}"
-    elif meets_target(threshold.metric, target, value):
+    elif meets_target(guarantee.metric, target, value):
         state, headline = "passed", f"Guarantee kept on the hold-out: {measured}, {limit} was guaranteed"
     else:
         state, headline = "failed", f"Guarantee not kept on the hold-out: {measured}, {limit} was guaranteed"
-    low, high = point.get(f"{threshold.metric}_low"), point.get(f"{threshold.metric}_high")
+    low, high = point.get(f"{guarantee.metric}_low"), point.get(f"{guarantee.metric}_high")
     interval = "" if low is None or high is None else f", 95 % interval {format_percent(low)} to {format_percent(high)}"
     if result.too_few_shown:
         interval = f": {result.too_few_shown}"
-    return Verdict(state, headline, limit, subject, value, interval, _describe_shortfall(result, value, low, high))
+    return Verdict(state, headline, value, interval, _describe_shortfall(result, value, low, high))
 
 
 def _describe_shortfall(result: EvaluationResult, value: float | None, low: float | None, high: float | None) -> str:
-    threshold, holdout = result.evaluation.threshold, result.metrics.holdout
-    target, coverage = threshold.target, holdout.at_threshold.coverage
-    if value is None or coverage is None or meets_target(threshold.metric, target, value):
+    guarantee, holdout = result.guarantee, result.metrics.holdout
+    target, coverage = guarantee.target, holdout.at_threshold.coverage
+    if value is None or coverage is None or meets_target(guarantee.metric, target, value):
         return ""
     rows, unit = holdout.effective_sample_size, "answers"
-    if threshold.metric == "precision":
+    if guarantee.metric == "precision":
         rows, unit = rows * coverage, "answers shown"
     missing = round(abs(target - value) * rows)
     missed = (

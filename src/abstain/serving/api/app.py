@@ -350,7 +350,6 @@ def _make_gate_routes(service: GateService, keys: ApiKeys) -> APIRouter:
         return VersionResponse(
             version=live.version_info.version if live else None,
             live_since=live.version_info.live_since if live else None,
-            guaranteed=bool(predictor and predictor.has_guarantee),
             guarantee=predictor.guarantee if predictor else None,
             notices=live.version_info.notices if live else (),
             scorer=_describe_scorer(predictor) if predictor else None,

@@ -16,10 +16,13 @@ from uuid import UUID
 
 from abstain.core.codes import Code
 from abstain.core.text import WITHHELD_TEXT
-from abstain.serving.decision import Decision
+from abstain.serving.decision import Decision, DecisionReason
 from abstain.serving.gateways.client import GateLike, decide_if_complete, make_unavailable_decision
 
-_NO_QUESTION = "none was found where the chain begins: invoke it, since a stream begins without its input"
+_NO_QUESTION = DecisionReason(
+    Code.INVALID_ROW,
+    "question: none was found where the chain begins: invoke it, since a stream begins without its input",
+)
 
 
 class AnswerWithheld(Exception):
@@ -33,7 +36,7 @@ class AnswerWithheld(Exception):
         super().__init__(text)
         self.decision = decision
         if decision.reason:
-            self.add_note(decision.reason)
+            self.add_note(str(decision.reason))
 
 
 @dataclass
@@ -82,9 +85,7 @@ def langchain_callback(
                 return
             chain = _Chain(_get_text(inputs, question), [run_id])
             if not (chain.question or "").strip():  # before anybody reads a part of the answer
-                _require_shown(
-                    make_unavailable_decision(gate, f"{Code.INVALID_ROW}: question: {_NO_QUESTION}"), withheld_text
-                )
+                _require_shown(make_unavailable_decision(gate, _NO_QUESTION), withheld_text)
             self._chains[run_id] = chain
 
         def on_llm_start(self, *_: Any, run_id: UUID, parent_run_id: UUID | None = None, **__: Any) -> None:
@@ -202,9 +203,8 @@ def _require_shown(decision: Decision, withheld_text: str) -> None:
 
 
 def _withhold(cause: str, withheld_text: str) -> NoReturn:
-    raise AnswerWithheld(
-        withheld_text, Decision.unavailable("", f"{Code.USAGE}: the gate does not see the answer: {cause}")
-    )
+    reason = DecisionReason(Code.USAGE, f"the gate does not see the answer: {cause}")
+    raise AnswerWithheld(withheld_text, Decision.unavailable("", reason))
 
 
 def _get_text(value: Any, key: str) -> str | None:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import fields, replace
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 import httpx
+from pydantic import TypeAdapter, ValidationError
 
 from abstain.config.serve_settings import OnUnavailable
 from abstain.core.codes import Code
-from abstain.serving.decision import Decision
+from abstain.serving.decision import Decision, DecisionReason
+
+_DECISION = TypeAdapter(Decision)
 
 
 class GateLike(Protocol):
@@ -81,14 +83,17 @@ class HttpGate:
         try:
             content = self._encode_request(question, contexts, answer)
         except (TypeError, ValueError) as error:
-            return Decision.unavailable("", f"{Code.INVALID_ROW}: the request cannot be sent ({error}): give texts")
+            reason = DecisionReason(Code.INVALID_ROW, f"the request cannot be sent ({error}): give texts")
+            return Decision.unavailable("", reason)
         try:
             response = self._client.post("/v1/gate", content=content)
             if response.is_client_error:  # rejected, not unreachable: `on_unavailable` does not apply
                 return Decision.unavailable("", _get_rejection_reason(response))
-            return _parse_decision(response.raise_for_status().json())
-        except (httpx.HTTPError, ValueError, TypeError, KeyError) as error:
-            return make_unavailable_decision(self, f"{Code.NO_SERVICE}: the gate server gave no decision ({error})")
+            return _DECISION.validate_json(response.raise_for_status().content, strict=True)
+        except (httpx.HTTPError, ValidationError) as error:
+            cause = _describe_invalid_field(error) if isinstance(error, ValidationError) else error
+            reason = DecisionReason(Code.NO_SERVICE, f"the gate server gave no decision ({cause})")
+            return make_unavailable_decision(self, reason)
 
     def close(self) -> None:
         """Close the connections to the server."""
@@ -122,33 +127,35 @@ def decide_if_complete(gate: GateLike, question: str | None, contexts: Sequence[
     """
     for name, text in (("question", question), ("answer", answer)):
         if not isinstance(text, str | None):
-            return Decision.unavailable("", f"{Code.INVALID_ROW}: {name}: must be a str, not {type(text).__name__}")
+            message = f"{name}: must be a str, not {type(text).__name__}"
+            return Decision.unavailable("", DecisionReason(Code.INVALID_ROW, message))
     if not (question and question.strip()) or not (answer and answer.strip()):
         missing = "answer" if question and question.strip() else "question"
-        return make_unavailable_decision(gate, f"{Code.INVALID_ROW}: {missing}: none was found")
+        return make_unavailable_decision(gate, DecisionReason(Code.INVALID_ROW, f"{missing}: none was found"))
     return gate.decide(question, contexts, answer)
 
 
-def _parse_decision(body: Any) -> Decision:
-    decision = Decision(**{field.name: body[field.name] for field in fields(Decision)})
-    return replace(decision, show=decision.show is True, components=tuple(decision.components))
+def _describe_invalid_field(error: ValidationError) -> str:
+    first = error.errors(include_input=False)[0]
+    return ": ".join([*map(str, first["loc"]), first["msg"]])
 
 
-def _get_rejection_reason(response: httpx.Response) -> str:
+def _get_rejection_reason(response: httpx.Response) -> DecisionReason:
     """Return why the server rejected a request, in its own words."""
     try:
         problem = response.json()
-        return f"{problem['code']}: {problem['detail']}"
+        return DecisionReason(Code(problem["code"]), str(problem["detail"]))
     except (ValueError, TypeError, KeyError):
-        return f"{Code.NO_SERVICE}: the gate server rejected the request with status {response.status_code}"
+        message = f"the gate server rejected the request with status {response.status_code}"
+        return DecisionReason(Code.NO_SERVICE, message)
 
 
-def make_unavailable_decision(gate: GateLike, reason: str) -> Decision:
+def make_unavailable_decision(gate: GateLike, reason: DecisionReason) -> Decision:
     """Return an "unavailable" decision.
 
     Args:
         gate: The gate, whose `on_unavailable` applies.
-        reason: Why there is no decision, with its code in front.
+        reason: Why there is no decision.
 
     Returns:
         The decision.

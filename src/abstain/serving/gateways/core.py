@@ -25,7 +25,7 @@ from abstain.core.contracts import Context
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log.calls import RegisteredCall
 from abstain.ingest.exports.expressions import Expression
-from abstain.serving.decision import Decision
+from abstain.serving.decision import Decision, DecisionReason
 from abstain.serving.gate import make_interaction_id
 from abstain.serving.gateways.answers import Answer, PassReason, extract_text
 from abstain.serving.service.callers import QuotaExceeded, get_current_caller
@@ -243,7 +243,7 @@ async def _record_failure(
         return await service.record_failure(gate_request, error, source, may_show=may_show)
     except Exception:
         _log.exception("%s: a decision that has failed cannot be logged", source)
-        return Decision.unavailable(make_interaction_id(), generic_error.message_with_code)
+        return Decision.unavailable(make_interaction_id(), DecisionReason.from_error(generic_error))
 
 
 def add_headers(body: Mapping[str, Any], request: Request) -> dict[str, Any]:

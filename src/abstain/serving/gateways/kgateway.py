@@ -129,7 +129,7 @@ def make_kgateway_routes(service: GateService, require_ask: Callable[..., Any]) 
         if not withheld:
             return ResponseResponse(action=PassAction(reason="shown"))
         text = service.settings.withheld_text
-        reason = "; ".join(decision.reason or decision.decision for decision in withheld.values())
+        reason = "; ".join(str(decision.reason or decision.decision) for decision in withheld.values())
         if service.settings.kgateway_withheld == "reject":
             return ResponseResponse(action=RejectAction(body=text, status_code=REJECTED_STATUS, reason=reason))
         choices = response["choices"] or [{}]  # a response without choices is masked by one

@@ -35,7 +35,8 @@ def abstain_action(gate: GateLike, *, withheld_text: str = WITHHELD_TEXT) -> Cal
         metadata = {name: getattr(decision, name) for name in ("decision", "confidence", "interaction_id")}
         if decision.show:
             return RailOutcome.allow(metadata=metadata)
-        return RailOutcome.block(reason=decision.reason, metadata={**metadata, "refusal_message": withheld_text})
+        reason = str(decision.reason) if decision.reason else None
+        return RailOutcome.block(reason=reason, metadata={**metadata, "refusal_message": withheld_text})
 
     return abstain_gate
 

@@ -23,7 +23,7 @@ from abstain.data.decision_log.calls import RegisteredCall
 from abstain.data.decision_log.log import DecisionLog
 from abstain.serving.decision import Decision
 from abstain.serving.engine_states import StatesDescription, StatesInput, parse_states, read_states
-from abstain.serving.gate import UNKNOWN_MODEL, DecisionInput, Gate, ScoredAnswer, to_contexts
+from abstain.serving.gate import NO_CONTEXT_REASON, UNKNOWN_MODEL, DecisionInput, Gate, ScoredAnswer, to_contexts
 from abstain.serving.service.callers import get_current_caller
 from abstain.serving.service.schemas import GateRequest, RequestMetadata
 from abstain.serving.service.version_follower import LoadedVersion
@@ -242,12 +242,13 @@ class InputGatherer:
             return decision
         if not version.gate.is_context_missing(interaction, request.allow_no_context):
             return decision
-        reasons = [decision.reason] if decision.reason else []
+        reason = decision.reason or NO_CONTEXT_REASON
+        messages = [reason.message]
         if request.call_id is not None:
-            reasons.append("nothing is registered for this call_id, or no more")
+            messages.append("nothing is registered for this call_id, or no more")
         if request.entitlements is not None and self._retrieve is None:
-            reasons.append("entitlements need a server that was started with --retrieve")
-        return replace(decision, reason="; ".join(reasons))
+            messages.append("entitlements need a server that was started with --retrieve")
+        return replace(decision, reason=replace(reason, message="; ".join(messages)))
 
     def check_text_length(self, n_characters: int) -> None:
         """Raise `AbstainError` if the texts of one request have more characters than allowed."""

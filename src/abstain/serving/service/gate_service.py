@@ -20,7 +20,7 @@ from abstain.core.codes import Code
 from abstain.core.contracts import Question
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log.log import DecisionLog
-from abstain.serving.decision import Decision
+from abstain.serving.decision import Decision, DecisionReason
 from abstain.serving.gate import DecisionInput, ScoredAnswer, UnreadAnswer, make_interaction_id, to_contexts
 from abstain.serving.generate import explain_no_room, generate_answers
 from abstain.serving.service.batching import Batcher
@@ -246,7 +246,7 @@ class GateService:
         try:
             recorded = await self._recorder.record(pending, decision, source, trace, remaining_s)
         except TimeoutError:
-            reason = f"{Code.BUSY}: its texts were not redacted within {timeout_s:g} s"
+            reason = DecisionReason(Code.BUSY, f"its texts were not redacted within {timeout_s:g} s")
             decision = self._make_unavailable_decision(self.follower.current, pending.interaction_id, reason)
             without_texts = replace(pending, interaction=None, input_sha256=None)
             return await self._recorder.record(without_texts, replace(decision, show=False), source, trace, remaining_s)
@@ -276,7 +276,8 @@ class GateService:
         is_used_id, is_out_of_tries = error.code is Code.ID_IN_USE, error.code is Code.TOO_MANY_TRIES
         interaction_id = request.interaction_id if request.interaction_id and not is_used_id else make_interaction_id()
         pending = PendingRequest(interaction_id, request)
-        decision = self._make_unavailable_decision(self.follower.current, interaction_id, error.message_with_code)
+        reason = DecisionReason.from_error(error)
+        decision = self._make_unavailable_decision(self.follower.current, interaction_id, reason)
         may_show = may_show and not is_used_id and not is_out_of_tries
         decision = replace(decision, show=decision.show and may_show)
         try:
@@ -296,7 +297,8 @@ class GateService:
         Returns:
             The "unavailable" decision.
         """
-        decision = self._make_unavailable_decision(self.follower.current, interaction_id, error.message_with_code)
+        reason = DecisionReason.from_error(error)
+        decision = self._make_unavailable_decision(self.follower.current, interaction_id, reason)
         decision = replace(decision, show=False)
         self._recorder.update_metrics(decision, source, time.perf_counter())
         return decision
@@ -390,18 +392,20 @@ class GateService:
             if decision is not None:
                 return decision
             error = self.follower.last_error or AbstainError(Code.NO_VERSION, "nothing is live")
-            reason = error.message_with_code
+            reason = DecisionReason.from_error(error)
         except TimeoutError:
-            reason = f"{Code.BUSY}: there was no decision within {timeout_s:g} s"
+            reason = DecisionReason(Code.BUSY, f"there was no decision within {timeout_s:g} s")
         except CallerLeft as error:
-            reason = error.message_with_code
+            reason = DecisionReason.from_error(error)
         except AbstainError as error:
             if error.code in CALLER_ERROR_CODES:
                 raise
-            reason = error.message_with_code
+            reason = DecisionReason.from_error(error)
         return self._make_unavailable_decision(version, interaction_id, reason)
 
-    def _make_unavailable_decision(self, version: LoadedVersion | None, interaction_id: str, reason: str) -> Decision:
+    def _make_unavailable_decision(
+        self, version: LoadedVersion | None, interaction_id: str, reason: DecisionReason
+    ) -> Decision:
         if version is None:
             return Decision.unavailable(interaction_id, reason, show=self.settings.on_unavailable == "show")
         return version.gate.make_unavailable_decision(interaction_id, reason)

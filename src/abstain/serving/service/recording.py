@@ -10,11 +10,11 @@ from typing import Any
 
 from opentelemetry.context import Context as TraceContext
 
-from abstain.core.errors import parse_error_line
+from abstain.core.codes import Code
 from abstain.data.decision_log import queries
 from abstain.data.decision_log.decisions import LoggedDecision
 from abstain.data.decision_log.log import DecisionLog
-from abstain.serving.decision import Decision
+from abstain.serving.decision import Decision, DecisionReason
 from abstain.serving.service.decision_inputs import PendingRequest, count_characters
 from abstain.serving.service.metrics import Metrics
 from abstain.serving.service.redactions import Redactions
@@ -80,12 +80,12 @@ class Recorder:
             decided_at=datetime.now(UTC),
             decision=decision.decision,
             shown=decision.show,
-            code=_get_reason_code(decision),
-            reason=decision.reason,
+            code=str(decision.reason.code) if decision.reason else None,
+            reason=decision.reason.message if decision.reason else None,
             confidence=decision.confidence,
             probability=decision.probability,
             threshold=decision.threshold,
-            version=decision.version or None,
+            version=decision.version,
             scorer="+".join(decision.components) or None,
             forward_tokens=decision.forward_tokens,
             duration_ms=1000 * (logging_started_at - pending.started_at),
@@ -121,10 +121,11 @@ class Recorder:
             confidence=previous.confidence,
             probability=previous.probability,
             threshold=previous.threshold,
-            version=previous.version or "",
+            version=previous.version,
+            guarantee=decision.guarantee if previous.version == decision.version else None,
             components=tuple((previous.scorer or "").split("+")) if previous.scorer else (),
             forward_tokens=previous.forward_tokens,
-            reason=previous.reason,
+            reason=DecisionReason(Code(previous.code), previous.reason or "") if previous.code else None,
         )
 
     def update_metrics(self, decision: Decision, source: str, started_at: float) -> None:
@@ -135,13 +136,7 @@ class Recorder:
             source: "api" or the gateway's name.
             started_at: When its request came, by `time.perf_counter`.
         """
-        show_label, code = "yes" if decision.show else "no", _get_reason_code(decision) or ""
-        self._metrics.decisions.labels(decision.decision, show_label, code, source, decision.version).inc()
+        show_label, code = "yes" if decision.show else "no", str(decision.reason.code) if decision.reason else ""
+        self._metrics.decisions.labels(decision.decision, show_label, code, source, decision.version or "").inc()
         self._metrics.seconds.labels(source).observe(time.perf_counter() - started_at)
         self._metrics.tokens.inc(decision.forward_tokens)
-
-
-def _get_reason_code(decision: Decision) -> str | None:
-    """Return the code of the decision's reason; None if it has none."""
-    error_line = parse_error_line(decision.reason) if decision.reason else None
-    return str(error_line.code) if error_line else None

@@ -10,7 +10,9 @@ from pydantic import Field, StrictBool, StringConstraints, model_validator
 from abstain.config.params import ServableKind
 from abstain.core.codes import Code
 from abstain.core.contracts import Context, Id, LogProbability, Number, Row, ScoreName, Text
+from abstain.learning.thresholds.guarantee import Guarantee, GuaranteeSummary
 from abstain.llm.engine.requests import Generate
+from abstain.serving.decision import DecisionReason
 from abstain.serving.engine_states import StatesInput
 from abstain.serving.feature_spec import FeatureSpec
 
@@ -108,12 +110,12 @@ class DecisionResponse(Row):
     probability_low: float | None
     probability_high: float | None
     threshold: float | None
-    guarantee: str = Field(description="what the threshold guarantees, or why it guarantees nothing")
-    version: str
+    guarantee: GuaranteeSummary | None = Field(description="of the version; GET /v1/version has its evidence")
+    version: str | None
     components: tuple[str, ...] = Field(description="the scorers that the confidence combines")
     feature_spec: str | None = Field(description="digest of what the scorer reads, of GET /v1/version")
     forward_tokens: float = Field(description="tokens that the base model read for this decision")
-    reason: str | None = Field(description="code and cause where there is no confidence, or no guarantee")
+    reason: DecisionReason | None = Field(description="why there is no confidence, or no guarantee")
 
 
 class AnswerResponse(DecisionResponse):
@@ -214,8 +216,7 @@ class VersionResponse(Row):
 
     version: str | None
     live_since: datetime | None
-    guaranteed: bool
-    guarantee: str | None
+    guarantee: Guarantee | None
     notices: tuple[str, ...] = Field(description="what users should know of it, such as that it guarantees nothing")
     scorer: ScorerResponse | None
     feature_spec: FeatureSpec | None

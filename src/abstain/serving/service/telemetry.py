@@ -77,7 +77,6 @@ def emit_decision_event(decision: Decision, source: str, trace: context.Context 
         "gen_ai.evaluation.name": "abstain.confidence",
         "gen_ai.evaluation.score.label": decision.decision,
         "abstain.interaction_id": decision.interaction_id,
-        "abstain.version": decision.version,
         "abstain.shown": decision.show,
         "abstain.source": source,
     }
@@ -85,6 +84,8 @@ def emit_decision_event(decision: Decision, source: str, trace: context.Context 
         attributes["gen_ai.evaluation.score.value"] = decision.confidence
     if decision.threshold is not None:
         attributes["abstain.threshold"] = decision.threshold
+    if decision.version is not None:
+        attributes["abstain.version"] = decision.version
     if decision.reason:
-        attributes["gen_ai.evaluation.explanation"] = decision.reason
+        attributes["gen_ai.evaluation.explanation"] = str(decision.reason)
     _logger.emit(LogRecord(event_name=EVENT, severity_number=SeverityNumber.INFO, attributes=attributes, context=trace))

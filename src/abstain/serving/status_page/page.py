@@ -116,7 +116,7 @@ class _Page:
         except AbstainError as error:
             values |= {"log_error": error.message_with_code, "reviewed": None, "withheld": [], "queue": None}
         predictor = live.gate.predictor if live else None
-        is_well = predictor is not None and predictor.has_guarantee
+        is_well = predictor is not None and predictor.guarantee.status == "active"
         values |= {
             "release": live.version_info if live else None,
             "predictor": predictor,
@@ -195,11 +195,13 @@ class _Page:
             row = make_interaction(inputs["question"], contexts, inputs["answer"])
         except ValidationError as error:
             raise _make_invalid_problem(error) from None
+        version = self._service.follower.current
         explanation = await self._service.explainer.explain(row, bool(inputs["allow_no_context"]))
         decision = explanation.decision
         values = {
             "explanation": explanation,
             "decision": decision,
+            "guarantee": version.gate.predictor.guarantee.message if version else "none",
             "state": STATE_BY_DECISION[decision.decision],
             "given": inputs,
         }

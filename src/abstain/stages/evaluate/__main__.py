@@ -48,8 +48,9 @@ def _read_candidate(params: Params, scorers: ScoreTable, splits: Mapping[str, Re
             Code.TOO_FEW_LABELS, "no answer of the hold-out was reviewed, and thumbs cannot test: ingest reviews of it"
         )
     threshold = artifacts.read_json(paths.THRESHOLD)
-    holdout, self_selected = splits["holdout"].split_by_sampling(threshold["sampled"])
-    newest, _ = splits["newest"].split_by_sampling(threshold["sampled"])
+    is_sampled = threshold["guarantee"]["evidence"]["sampled"]
+    holdout, self_selected = splits["holdout"].split_by_sampling(is_sampled)
+    newest, _ = splits["newest"].split_by_sampling(is_sampled)
     rows = holdout.rows
     ideal_answers = read_ideal_answers()
     return CandidateArtifacts(

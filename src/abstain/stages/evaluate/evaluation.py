@@ -179,7 +179,7 @@ def _evaluate_self_selected(self_selected: ReviewedSplit, served: str, threshold
 
 def _select_marked_thresholds(threshold: Mapping[str, Any]) -> dict[str, float]:
     """Return the thresholds in the report by name; the served one comes first."""
-    if not threshold["guaranteed"]:
+    if threshold["guarantee"]["status"] == "none":
         return {"heuristic": threshold["threshold"]}
     heuristic = {"heuristic": threshold["heuristic"]["threshold"]} if threshold["heuristic"] else {}
     return {"guaranteed": threshold["threshold"], **heuristic}

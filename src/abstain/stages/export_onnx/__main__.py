@@ -30,7 +30,6 @@ from abstain.llm.engine.requests import get_chosen_layer
 from abstain.stages.shared import artifacts
 from abstain.stages.shared.states import load_labelled_states, read_base_model
 
-GUARANTEE_FIELDS = ("guaranteed", "metric", "target", "confidence", "message")
 N_PARITY_ROWS = 256
 """Number of random rows on which the file of a logistic regression is compared with the fitted one."""
 
@@ -53,7 +52,7 @@ def stage(params: Params) -> None:
     threshold = artifacts.read_json(paths.THRESHOLD)
     metadata = {
         FORMAT_KEY: BUNDLE_FORMAT,
-        "version": "unreleased",  # promotion stamps the version; the graph stays unchanged
+        "version": "unreleased",  # promotion stamps the version and the guarantee; the graph stays unchanged
         "contract": str(CONTRACT_VERSION),
         "model": params.llm.model,
         "model_revision": read_base_model().rpartition("@")[2],
@@ -71,7 +70,7 @@ def stage(params: Params) -> None:
             sort_keys=True,
         ),
         "threshold": repr(threshold["threshold"]),
-        "guarantee": json.dumps({key: threshold[key] for key in GUARANTEE_FIELDS}, sort_keys=True),
+        "guarantee": json.dumps(threshold["guarantee"], sort_keys=True),
         "calibration": json.dumps(artifacts.read_json(paths.CALIBRATION), sort_keys=True),
     }
     export_probe(probe, paths.ONNX, metadata)

@@ -1,7 +1,5 @@
 """DVC stage `tune_threshold`: the served scorer's threshold, guarantee and calibration, on the validation split."""
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 
@@ -11,7 +9,8 @@ from abstain.core.errors import AbstainError
 from abstain.data.store.splits import select_reviewed, split_by_sampling
 from abstain.learning.metrics.calibration import fit_calibrator
 from abstain.learning.metrics.weighted_metrics import row_weights
-from abstain.learning.thresholds.risk_control import ControlledThreshold, ReviewedAnswers, control_risk_by_params
+from abstain.learning.thresholds.guarantee import GuaranteeEstimates
+from abstain.learning.thresholds.risk_control import ReviewedAnswers, control_risk_by_params
 from abstain.learning.thresholds.selection import compute_operating_point, tune_threshold
 from abstain.stages.shared import artifacts
 
@@ -42,20 +41,27 @@ def stage(params: Params) -> None:
         )
     except AbstainError:  # without it, the threshold nearest to the target is evaluated; the promotion checks decide
         heuristic = None
-    print(outcome)
-    content: dict[str, Any] = outcome.to_dict()
-    if heuristic and not isinstance(outcome, ControlledThreshold):
-        content |= {name: getattr(heuristic, name) for name in ("threshold", "precision", "error_rate", "coverage")}
+    guarantee, threshold = outcome.to_guarantee(), outcome.threshold
+    if heuristic and guarantee.status == "none":
+        threshold = heuristic.threshold
+        estimates = {name: getattr(heuristic, name) for name in GuaranteeEstimates.model_fields}
+        guarantee = guarantee.model_copy(update={"estimates": GuaranteeEstimates(**estimates)})
+    print(f"threshold {threshold:.3f}: {guarantee.message}")
     self_selected_metrics = None
     if not self_selected.empty:
         self_selected_answers = _make_reviewed_answers(self_selected, served)
         self_selected_metrics = compute_operating_point(
             self_selected_answers.confidence,
             self_selected_answers.correct,
-            content["threshold"],
+            threshold,
             self_selected_answers.weight,
         ).to_dict()
-    content |= {"heuristic": heuristic.to_dict() if heuristic else None, "self_selected": self_selected_metrics}
+    content = {
+        "threshold": threshold,
+        "guarantee": guarantee.model_dump(mode="json"),
+        "heuristic": heuristic.to_dict() if heuristic else None,
+        "self_selected": self_selected_metrics,
+    }
     artifacts.write_json(paths.THRESHOLD, content)
     has_score = served[validation["interaction_id"]].notna().to_numpy()
     weight = row_weights(validation["inclusion_probability"].to_numpy(float))
