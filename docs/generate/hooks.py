@@ -14,7 +14,7 @@ from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.pages import Page
-from reference import commands, parameters, serve_settings, settings
+from reference import commands, evaluation_schema, parameters, serve_settings, settings
 
 from abstain.config.template import read_template
 
@@ -23,6 +23,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "settings": settings,
     "serve_settings": serve_settings,
     "commands": commands,
+    "evaluation_schema": evaluation_schema,
 }
 MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 REMOTE = re.compile(

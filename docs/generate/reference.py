@@ -21,6 +21,7 @@ from abstain.config.params import Params
 from abstain.config.serve_settings import ServeSettings
 from abstain.config.settings import Settings
 from abstain.core.markdown import MarkdownText, document, heading, table
+from abstain.learning.evaluation.evaluation_result import EvaluationResult
 from abstain_cli.app import app
 
 NAMES: Mapping[Any, str] = {
@@ -195,3 +196,8 @@ def _meaning(option: Any) -> MarkdownText:
     kind = option.type_descriptor.annotation
     choices = " or ".join(f"`{choice}`" for choice in get_args(kind)) if get_origin(kind) is Literal else ""
     return link_pages(": ".join(filter(None, [option.help, choices])))
+
+
+def evaluation_schema() -> str:
+    """Return the JSON schema of metrics.json and evaluation.json as a fenced block."""
+    return f"```json\n{json.dumps(EvaluationResult.model_json_schema(), indent=1)}\n```\n"

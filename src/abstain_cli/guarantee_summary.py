@@ -8,7 +8,7 @@ from typing import Any
 
 from abstain.core.formatting import format_percent
 from abstain.core.markdown import is_defined
-from abstain.reports.evaluation.evaluation_result import get_metric_value, meets_target
+from abstain.learning.evaluation.evaluation_result import get_metric_value, meets_target
 
 
 def summarize_holdout(holdout: Mapping[str, Any]) -> str:

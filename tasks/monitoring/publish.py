@@ -21,10 +21,11 @@ from abstain.core.markdown import bold, paragraph
 from abstain.data.store.dataset import read_rows
 from abstain.ingest.quarantine import QuarantinedRow
 from abstain.ingest.report import IngestReport
+from abstain.learning.evaluation.evaluation_result import EvaluationResult
 from abstain.release.registry import load_registry
 from abstain.reports.data_reports.ingest import ingest_report
 from abstain.reports.data_reports.validation import validation_report
-from abstain.reports.evaluation import leaderboard_table
+from abstain.reports.evaluation import render_leaderboard
 from abstain.reports.page import render_html, replace_images
 from abstain_tasks.runs.workspace import Workspace
 from abstain_tasks.server import reports
@@ -78,10 +79,8 @@ def publish_artifacts(workspace: Workspace) -> None:
         workspace: The workspace of the run.
     """
     root = workspace.path
-    metrics, evaluation = (json.loads((root / file).read_text()) for file in (paths.METRICS, paths.EVALUATION))
-    create_markdown_artifact(
-        leaderboard_table(metrics, evaluation), key="leaderboard", description="on the frozen hold-out"
-    )
+    result = EvaluationResult.from_files(*(_read_json(workspace, file) for file in (paths.METRICS, paths.EVALUATION)))
+    create_markdown_artifact(render_leaderboard(result), key="leaderboard", description="on the frozen hold-out")
     from abstain.reports.plots import PLOTS  # imports matplotlib, which a run does not need before
 
     table = pd.read_csv(root / paths.PLOTS / "threshold.csv").round(4)

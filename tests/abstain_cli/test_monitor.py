@@ -11,20 +11,12 @@ from abstain.core.codes import Code
 from abstain.data.decision_log.monitoring_windows import Alarm, MonitoringWindow
 from abstain_cli.monitor import format_monitoring, load_example_questions
 from abstain_tasks.monitoring.monitor import MonitoringResult
-from tests.data.decision_log.builders import decision, interaction, open_log, url_of
+from tests.data.decision_log.builders import decision, interaction, open_log, url_of, window_statistics
 
-STATISTICS = {
-    "decisions": 0,
-    "shown": 0,
-    "coverage": None,
-    "unavailable": None,
-    "unavailable_codes": {},
-    "confidence": {"deciles": [], "stability_index": None},
-    "reviews": 2,
-    "excluded_self_selected": 1,
-    "self_selected": 0,
-    "precision": None,
-    "guarantee": {
+STATISTICS = window_statistics(
+    reviews=2,
+    excluded_self_selected=1,
+    guarantee={
         "metric": "precision",
         "target": 0.9,
         "alpha": 0.04,
@@ -36,11 +28,7 @@ STATISTICS = {
         "reviews": 2,
         "e_value": 1.5,
     },
-    "calibration": None,
-    "expected": None,
-    "feed": {},
-    "compared": {"writers": {"statistics": {"now": {}}}},
-}
+)
 
 
 def test_who_has_traffic_but_no_window_learns_what_a_window_needs() -> None:

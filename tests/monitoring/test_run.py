@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 from pathlib import Path
 from zlib import crc32
 
@@ -119,19 +120,12 @@ def test_without_a_change_both_windows_are_quiet_and_the_second_is_judged(judged
     first, second = judged
     assert (first.headline, second.headline) == ("Quiet", "Quiet")
     assert (second.start, second.end) == (START + timedelta(days=5), START + timedelta(days=10))
-    assert second.statistics["decisions"] == 350 and 0.6 < second.statistics["coverage"] < 0.8
-    assert second.statistics["guarantee"]["reviews"] > second.statistics["precision"]["reviews"] > 80
-    assert (
-        first.statistics["guarantee"]["reviews"] == first.statistics["precision"]["reviews"]
-    )  # those that came by then
-    assert (
-        "contexts" not in first.statistics["compared"] and second.statistics["compared"]["contexts"]["p_value"] > 0.05
-    )
-    assert (
-        second.statistics["prediction_errors"]["windows"] == 1
-        and second.statistics["prediction_errors"]["mean_error"] < 0.06
-    )
-    assert "A201" in second.statistics["compared"]["states"]["note"]
+    assert second.statistics.decisions == 350 and 0.6 < second.statistics.coverage < 0.8
+    assert second.statistics.guarantee.reviews > second.statistics.precision.reviews > 80
+    assert first.statistics.guarantee.reviews == first.statistics.precision.reviews  # those that came by then
+    assert "contexts" not in first.statistics.compared and second.statistics.compared["contexts"].p_value > 0.05
+    assert second.statistics.prediction_errors.windows == 1 and second.statistics.prediction_errors.mean_error < 0.06
+    assert "A201" in second.statistics.compared["states"].note
     say_everything(second)
 
 
@@ -163,9 +157,9 @@ def test_reviews_that_come_later_are_in_the_statistics_of_a_young_window(tmp_pat
     before = compute_windows(seen.inputs(), [], PARAMS, END)
     write_data(tmp_path / "data", answers)
     (after,) = compute_windows(seen.inputs(), before, PARAMS, END)
-    for name in ("reviewed_precision", "guarantee"):
-        assert 20 < before[0].statistics[name]["reviews"] < 60 and after.statistics[name]["reviews"] > 80
-    assert after.statistics["compared"] == before[0].statistics["compared"]
+    for get in (attrgetter("reviewed_precision"), attrgetter("guarantee")):
+        assert 20 < get(before[0].statistics).reviews < 60 and get(after.statistics).reviews > 80
+    assert after.statistics.compared == before[0].statistics.compared
 
 
 def test_wrong_answers_violate_the_guarantee_and_the_calibration(tmp_path: Path) -> None:
@@ -175,8 +169,8 @@ def test_wrong_answers_violate_the_guarantee_and_the_calibration(tmp_path: Path)
     ]
     (window,) = watched(tmp_path, answers).windows()
     assert {Code.GUARANTEE_VIOLATED, Code.CALIBRATION_OFF} <= {alarm.code for alarm in window.alarms}
-    assert window.statistics["guarantee"]["violated_on"] is not None
-    assert window.statistics["guarantee"]["alpha"] == PARAMS.alpha
+    assert window.statistics.guarantee.violated_on is not None
+    assert window.statistics.guarantee.alpha == PARAMS.alpha
     wrong = {one.decision.interaction_id for one in answers if one.review and not one.review.correct}
     examples = {alarm.code: alarm.examples for alarm in window.alarms}[Code.GUARANTEE_VIOLATED]
     assert examples and set(examples) <= wrong
@@ -187,9 +181,9 @@ def test_reviews_of_another_version_count_for_that_one_alone(tmp_path: Path) -> 
     old, new = traffic(START, 5, seed=2), traffic(START + timedelta(days=5), 5, version="v1.1.0", seed=3)
     new = [replace(one, decision=renamed(one)) for one in new]
     found = {one.version: one for one in watched(tmp_path, [*old, *new], reviewed=old).windows()}
-    assert found["v1.0.0"].statistics["guarantee"]["reviews"] > 80
-    assert found["v1.1.0"].statistics["reviews"] == 0 and found["v1.1.0"].statistics["guarantee"] is None
-    assert "too few decisions before under this version" in str(found["v1.1.0"].statistics["notes"])
+    assert found["v1.0.0"].statistics.guarantee.reviews > 80
+    assert found["v1.1.0"].statistics.reviews == 0 and found["v1.1.0"].statistics.guarantee is None
+    assert "too few decisions before under this version" in str(found["v1.1.0"].statistics.notes)
     say_everything(found["v1.1.0"])
 
 
@@ -210,8 +204,8 @@ def test_a_window_without_a_decision_has_the_statistics_of_its_reviews(tmp_path:
     params = PARAMS.model_copy(update={"min_reviews": 150})
     windows = compute_windows(seen.inputs(END + timedelta(days=10)), [], params, END + timedelta(days=10))
     empty = windows[-1]
-    assert empty.statistics["decisions"] == 0 and empty.statistics["coverage"] is None
-    assert empty.statistics["precision"]["reviews"] > 80 and empty.statistics["expected"] is None
+    assert empty.statistics.decisions == 0 and empty.statistics.coverage is None
+    assert empty.statistics.precision.reviews > 80 and empty.statistics.expected is None
     assert [alarm.code for alarm in empty.alarms] in ([], [Code.FEED_SILENT])
     say_everything(empty)
 
@@ -228,8 +222,8 @@ def test_a_window_of_one_document_is_not_judged_by_it(tmp_path: Path) -> None:
         for one in traffic(START, 10, seed=2)
     ]
     window = watched(tmp_path, answers).windows()[-1]
-    assert "contexts" not in window.statistics["compared"]
-    assert "too few answers or documents" in str(window.statistics["notes"])
+    assert "contexts" not in window.statistics.compared
+    assert "too few answers or documents" in str(window.statistics.notes)
     assert Code.INPUT_DRIFT not in {alarm.code for alarm in window.alarms}
     say_everything(window)
 
@@ -269,7 +263,9 @@ def test_old_answers_of_which_the_cache_keeps_some_alone_are_no_drift(ten_days: 
 
     def states(since: datetime) -> ComparisonResult:
         inputs = ten_days.inputs(cached=1.0, moved=others, pruned_until=pruned, states_since=since)
-        return ComparisonResult.from_json(compute_windows(inputs, [], PARAMS, END)[-1].statistics["compared"]["states"])
+        return ComparisonResult.from_json(
+            compute_windows(inputs, [], PARAMS, END)[-1].statistics.to_dict()["compared"]["states"]
+        )
 
     assert (states(pruned).p_value or 0) > PARAMS.alpha
     assert (states(START).p_value or 1) < PARAMS.alpha, "what is compared with them is"

@@ -85,7 +85,17 @@ def test_both_thresholds_and_the_target_are_named() -> None:
     without = words(render_plot("threshold", evaluated(guaranteed=False).tables["threshold"]))
     assert f"heuristic: {HEURISTIC:.3f}" in without
     assert not any(text.startswith("guaranteed") for text in without)
-    rate = words(render_plot("threshold", evaluated(metric="error_rate", target=0.05).tables["threshold"]))
+    rate = words(
+        render_plot(
+            "threshold",
+            evaluated(
+                changed={
+                    "evaluation.threshold.guarantee.metric": "error_rate",
+                    "evaluation.threshold.guarantee.target": 0.05,
+                }
+            ).tables["threshold"],
+        )
+    )
     assert {"shown and incorrect, of all", "aimed at: 5 %"} <= set(rate)
     assert "precision" not in rate
 

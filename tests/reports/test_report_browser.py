@@ -19,16 +19,16 @@ from abstain.reports.page import render_html
 from abstain.reports.plots import PLOTS, render_plot
 from abstain.reports.theme import DARK, LIGHT
 from tests.browser import headless
-from tests.reports.builders import NASTY, evaluated
+from tests.reports.builders import GUARANTEE, NASTY, evaluated
 from tests.reports.data_reports.test_pages import FAILED, HOSTILE, REFUSED, report
 
 pytestmark = pytest.mark.slow
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "kept": {},
-    "missed": {"target": 0.97},
-    "unguaranteed": {"guaranteed": False, "target": 0.9},
-    "error rate": {"metric": "error_rate", "target": 0.1},
+    "missed": {"changed": {f"{GUARANTEE}.target": 0.97}},
+    "unguaranteed": {"guaranteed": False},
+    "error rate": {"changed": {f"{GUARANTEE}.metric": "error_rate", f"{GUARANTEE}.target": 0.1}},
 }
 HEADLINES = {
     "kept": "Guarantee kept on the hold-out",
@@ -63,7 +63,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reports")
     tables = evaluated().tables
     images = {plot: render_plot(plot, tables[plot]) for plot in PLOTS}
-    pages = {name: render_html(render_evaluation(evaluated(**how)), images) for name, how in VARIANTS.items()}
+    pages = {name: render_html(render_evaluation(*evaluated(**how)), images) for name, how in VARIANTS.items()}
     _, pages["validation"] = validation_report([FAILED.to_dict()], "retrain shiny-fox, data as of 2026-11-02")
     refused = report(reasons={"answer: missing": 5}, validation=FAILED)
     _, pages["ingest"] = ingest_report(refused, "ingest calm-owl", REFUSED, "batch of a.jsonl refused")
@@ -151,9 +151,9 @@ def test_rows_that_fail_are_seen_and_what_holds_is_folded(browser: Browser, fold
 def test_a_keyboard_reaches_the_contents_and_the_tables(browser: Browser, folder: Path) -> None:
     page = opened(browser, folder / "kept.html", 390).page
     page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.getAttribute('href')") == "#thresholds-coverage-and-precision"
+    assert page.evaluate("document.activeElement.getAttribute('href')") == "#evidence"
     page.keyboard.press("Enter")
-    expect(page.get_by_role("heading", level=2, name="Thresholds: coverage and precision")).to_be_in_viewport()
+    expect(page.get_by_role("heading", level=2, name="Evidence")).to_be_in_viewport()
     board = page.get_by_role("region", name="All scorers on the hold-out")
     board.focus()
     page.keyboard.press("ArrowRight")

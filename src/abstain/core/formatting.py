@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from abstain.core.markdown import NOT_DEFINED, is_defined
+
+
+class HasValues(Protocol):
+    """Values by name, such as a mapping; a missing one is None."""
+
+    def get(self, name: str, /) -> Any: ...
+
 
 NO_INTERVAL = "no interval"
 DASH = "–"
@@ -59,7 +66,7 @@ def format_percent_near(value: float | None, target: float) -> str:
     return format_percent(value, digits)
 
 
-def format_interval(row: Mapping[str, Any], name: str, form: str = ".3f") -> str:
+def format_interval(row: HasValues, name: str, form: str = ".3f") -> str:
     """Format the 95 % interval of a metric: `0.768 to 0.861`.
 
     Args:
@@ -76,7 +83,7 @@ def format_interval(row: Mapping[str, Any], name: str, form: str = ".3f") -> str
     return f"{format_number(low, form)} to {format_number(high, form)}"
 
 
-def format_with_interval(row: Mapping[str, Any], name: str, form: str = ".3f") -> str:
+def format_with_interval(row: HasValues, name: str, form: str = ".3f") -> str:
     """Format a metric with its 95 % interval: `0.810 (0.768 to 0.861)`.
 
     Args:

@@ -65,19 +65,6 @@ def join_texts(*texts: str) -> MarkdownText:
     return MarkdownText("".join(map(escape, texts)))
 
 
-def format_labelled(label: str, text: str) -> MarkdownText:
-    """Return a label in bold, a colon, and a text.
-
-    Args:
-        label: The label, without the colon.
-        text: The text.
-
-    Returns:
-        The joined text.
-    """
-    return join_texts(bold(f"{label}:"), " ", text)
-
-
 def document(blocks: Iterable[str]) -> str:
     """Join blocks into the text of one file.
 
@@ -124,26 +111,6 @@ def list_section(title: str, lines: Sequence[str]) -> list[str]:
         The two blocks; empty if there are no lines.
     """
     return [heading(2, title), bullet_list(lines)] if lines else []
-
-
-def numbered_list(items: Iterable[tuple[str, Iterable[str]]]) -> str:
-    """Return a numbered list.
-
-    Args:
-        items: Pairs of an item's text and the points below it.
-
-    Returns:
-        The block.
-    """
-    return "\n".join(
-        "\n".join([f"{number}. {escape(text)}", *(f"   - {paragraph(line)}" for line in lines)])
-        for number, (text, lines) in enumerate(items, start=1)
-    )
-
-
-def bold_row(cells: Sequence[str]) -> list[str]:
-    """Return a table row in which every cell is bold."""
-    return [bold(cell) for cell in cells]
 
 
 def table(

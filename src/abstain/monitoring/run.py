@@ -22,7 +22,7 @@ import pandas as pd
 from abstain.config.params import LLMParams, MonitoringParams
 from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
-from abstain.data.decision_log.monitoring_windows import MonitoringWindow
+from abstain.data.decision_log.monitoring_windows import MonitoringWindow, WindowStatistics
 from abstain.data.store.splits import split_by_sampling
 from abstain.monitoring import window_comparison, window_statistics
 from abstain.monitoring.alarms import WindowResult, raise_alarms
@@ -159,7 +159,7 @@ class _VersionMonitor:
             earlier = {
                 (window.version, window.start): window for window in (*self._others, *self._stored.values(), *windows)
             }
-            ended = [window.statistics for window in earlier.values() if window.end <= days.start]
+            ended = [window.statistics.to_dict() for window in earlier.values() if window.end <= days.start]
             windows.append(self._compute_window(days, ended, self._measure_silence() if days is feed_days else {}))
         return windows
 
@@ -178,16 +178,15 @@ class _VersionMonitor:
         decisions = self._decisions[days.contains(self._decisions["decided_at"])]
         arrived = self._reviewed[days.contains(self._reviewed["arrived"])]
         stored = self._stored.get((days.start, days.end))
-        if stored and not self._is_requested(days) and stored.statistics["decisions"] == len(decisions):
-            comparisons = {
-                name: ComparisonResult.from_json(content) for name, content in stored.statistics["compared"].items()
-            }
-            statistics = dict(stored.statistics)
+        former = stored.statistics.to_dict() if stored else {}
+        if stored and not self._is_requested(days) and stored.statistics.decisions == len(decisions):
+            comparisons = {name: ComparisonResult.from_json(content) for name, content in former["compared"].items()}
+            statistics = dict(former)
         else:
             earlier_decisions = self._decisions[self._decisions["decided_at"] < days.start]
             statistics, comparisons = self._summarize_decisions(decisions, earlier_decisions)
         until = None if days is self.ranges[-1] else days.end
-        guarantee = self._check_guarantee(until, stored.statistics["guarantee"] if stored else None)
+        guarantee = self._check_guarantee(until, former.get("guarantee"))
         statistics |= {
             "guarantee": guarantee,
             "feed": feed,
@@ -196,7 +195,7 @@ class _VersionMonitor:
         statistics |= self._summarize_reviews(days, decisions, arrived)
         statistics |= {"compared": {name: asdict(result) for name, result in comparisons.items()}}
         alarms = raise_alarms(WindowResult(statistics, comparisons, _select_examples(decisions, arrived)), self._params)
-        as_stored = json.loads(json.dumps(statistics, allow_nan=False))
+        as_stored = WindowStatistics.model_validate_json(json.dumps(statistics, allow_nan=False))
         return MonitoringWindow(
             days.version, days.start, days.end, as_stored, alarms, days.end <= self._now - FINAL_AFTER
         )

@@ -17,9 +17,9 @@ def plot_history(windows: Sequence[MonitoringWindow]) -> bytes:
     rows = [
         {
             "end": window.end,
-            "coverage": window.statistics["coverage"],
-            "precision": (window.statistics["precision"] or {}).get("precision"),
-            "expected": (window.statistics["expected"] or {}).get("value"),
+            "coverage": window.statistics.coverage,
+            "precision": window.statistics.observed_precision,
+            "expected": window.statistics.expected_precision,
             "has_alarm": bool(window.alarms),
         }
         for window in windows

@@ -4,9 +4,8 @@ Notes:
 
 * The reader knows headings, lists, tables, bold, captions in italics, and images, and nothing else: no link and no HTML
   can come from a text. An image is one of those passed in, or its alternative text.
-* The layout follows from the Markdown. A heading of level 2 opens a section; the first one, which `headline_section`
-  writes, is a card in the colour of its mark. A heading of level 3 with a mark can be folded, and is folded if it
-  passed.
+* The layout follows from the Markdown. A heading of level 2 opens a section; the first one is a card in the colour of
+  its mark. A heading of level 3 with a mark can be folded, and is folded if it passed.
 * Style and plots are inlined, there is no script, and a content security policy tells the browser to fetch nothing.
 """
 
@@ -14,7 +13,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
@@ -25,7 +24,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 
-from abstain.core.markdown import bold, bullet_list, escape, heading, paragraph
+from abstain.core.markdown import bold, escape, paragraph
 
 State = Literal["passed", "warned", "failed"]
 
@@ -38,35 +37,7 @@ _BELOW = re.compile(r"^(.*\S) (\([^()]*\))$", re.DOTALL)
 _UNIT = re.compile(r"(?<=\d) (?=%)")
 
 
-def status_heading(level: int, state: State, text: str) -> str:
-    """Return a heading that opens with the mark of a state.
-
-    Args:
-        level: Level of the heading.
-        state: The state.
-        text: Text of the heading.
-
-    Returns:
-        A Markdown block.
-    """
-    return heading(level, f"{STATUS_MARKS[state]} {text}")
-
-
-def headline_section(state: State, headline: str, lines: Sequence[str]) -> list[str]:
-    """Return the first blocks of a report: the heading, and a list item per line.
-
-    Args:
-        state: State of the report.
-        headline: Text of the heading.
-        lines: Texts of the list.
-
-    Returns:
-        Markdown blocks.
-    """
-    return [status_heading(2, state, headline), *([bullet_list(lines)] if lines else [])]
-
-
-def plot(name: str, title: str, alt_text: str, explanation: str) -> list[str]:
+def plot(name: str, title: str, alt_text: str, explanation: str) -> str:
     """Return the blocks of the plot in the file `NAME.svg`.
 
     Args:
@@ -76,9 +47,9 @@ def plot(name: str, title: str, alt_text: str, explanation: str) -> list[str]:
         explanation: How to read the plot.
 
     Returns:
-        Markdown blocks.
+        Markdown.
     """
-    return [f"![{escape(alt_text)}]({name}.svg)", paragraph(bold(f"{title}."), " ", explanation)]
+    return f"![{escape(alt_text)}]({name}.svg)\n\n{paragraph(bold(f'{title}.'), ' ', explanation)}"
 
 
 def replace_images(markdown: str) -> str:
@@ -90,8 +61,8 @@ def render_html(markdown: str, images: Mapping[str, bytes]) -> str:
     """Render the page of a report.
 
     Args:
-        markdown: The report: a heading of level 1, what it is about, the blocks of `headline_section`, and sections,
-            each with a heading of level 2. A paragraph above the first heading is shown as a warning.
+        markdown: The report: a heading of level 1, what it is about, a heading of level 2 with the mark of a state,
+            and sections, each with a heading of level 2. A paragraph above the first heading is shown as a warning.
         images: Name -> plot as SVG.
 
     Returns:

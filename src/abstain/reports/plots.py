@@ -14,46 +14,43 @@ from __future__ import annotations
 import io
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import pandas as pd
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from abstain.learning.evaluation.evaluation_result import EvaluationResult
 from abstain.reports.theme import LIGHT, LINES, STYLE, add_dark_theme, add_legend, set_percent_ticks, shorten_label
 
 CURVES = ("threshold", "roc", "reliability", "reliability_by_product", "risk_coverage", "confidence")
 """Plots whose tables are separate files."""
 
 
-def plot_tables(
-    curves: Mapping[str, pd.DataFrame], metrics: Mapping[str, Any], evaluation: Mapping[str, Any]
-) -> dict[str, pd.DataFrame]:
+def plot_tables(curves: Mapping[str, pd.DataFrame], result: EvaluationResult) -> dict[str, pd.DataFrame]:
     """Build the tables that `render_plot` draws.
 
     Args:
         curves: Name -> table of `CURVES`.
-        metrics: Parsed file of this name, for the intervals of the leaderboard.
-        evaluation: Parsed file of this name, for kinds of scorers, the target and the threshold.
+        result: Evaluation of the candidate.
 
     Returns:
         Name of the plot -> table.
     """
-    scorers, guarantee = metrics["holdout"]["scorers"], evaluation["threshold"]["guarantee"]
-    table = curves["threshold"]
-    table = table.assign(mark=table["mark"].fillna(""), metric=guarantee["metric"], target=guarantee["target"])
+    evaluation, holdout, table = result.evaluation, result.metrics.holdout, curves["threshold"]
+    guarantee = result.guarantee
+    table = table.assign(mark=table["mark"].fillna(""), metric=guarantee.metric, target=guarantee.target)
     board = pd.DataFrame(
         [
-            {"scorer": name, "kind": evaluation["kinds"].get(name, ""), **{k: row[k] for k in _BOUNDED}}
-            for name, row in scorers.items()
+            {"scorer": name, "kind": evaluation.kinds.get(name, ""), **{key: row.get(key) for key in _BOUNDED}}
+            for name, row in holdout.scorers.items()
         ]
     )
     board[list(_BOUNDED)] = board[list(_BOUNDED)].astype(float)
     return {
         **curves,
         "threshold": table,
-        "confidence": curves["confidence"].assign(threshold=metrics["holdout"]["at_threshold"]["threshold"]),
+        "confidence": curves["confidence"].assign(threshold=holdout.at_threshold.threshold),
         "leaderboard": board.sort_values(["auroc", "scorer"], ascending=[False, True], ignore_index=True),
     }
 

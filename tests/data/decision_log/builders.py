@@ -8,6 +8,7 @@ from typing import Any
 
 from abstain.data.decision_log.decisions import LoggedDecision
 from abstain.data.decision_log.log import DecisionLog
+from abstain.data.decision_log.monitoring_windows import WindowStatistics
 from tests.data.builders import interaction
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -52,3 +53,16 @@ def pseudonym(name: str) -> str:
 def bytes_in(folder: Path) -> bytes:
     """Everything that the database has on disk."""
     return b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
+
+
+def window_statistics(**changes: Any) -> WindowStatistics:
+    """The statistics of a window without decisions or reviews, but for `changes`."""
+    empty: dict[str, Any] = dict.fromkeys(
+        ("coverage", "unavailable", "expected", "precision", "guarantee", "calibration")
+    )
+    empty |= dict.fromkeys(("decisions", "shown", "reviews", "excluded_self_selected", "self_selected"), 0)
+    empty |= {"products": {}, "unavailable_codes": {}, "feed": {}, "notes": []}
+    empty |= {"confidence": {"deciles": [], "stability_index": None}}
+    empty |= {"prediction_errors": {"windows": 0, "mean_error": None}}
+    empty |= {"compared": {"writers": {"statistics": {"now": {}}}}}
+    return WindowStatistics.model_validate(empty | changes)

@@ -11,7 +11,7 @@ import pytest
 from abstain.core.codes import Code
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.monitoring_windows import Alarm, MonitoringWindow, read_windows, write_windows
-from tests.data.decision_log.builders import url_of
+from tests.data.decision_log.builders import url_of, window_statistics
 
 DAY = timedelta(days=1)
 START = datetime(2026, 11, 2, tzinfo=UTC)
@@ -28,7 +28,7 @@ def database(tmp_path: Path) -> Iterator[LogDatabase]:
 
 
 def window(start: int, end: int, version: str = "v1.0.0", decisions: int = 300, **changes: object) -> MonitoringWindow:
-    made = MonitoringWindow(version, START + start * DAY, START + end * DAY, {"decisions": decisions})
+    made = MonitoringWindow(version, START + start * DAY, START + end * DAY, window_statistics(decisions=decisions))
     return replace(made, **changes)
 
 
@@ -44,7 +44,7 @@ def test_windows_come_back_as_they_were_written_oldest_first(database: LogDataba
 def test_windows_take_the_place_of_all_of_their_version_from_their_start_on(database: LogDatabase) -> None:
     write_windows(database, [window(0, 3), window(3, 4), window(4, 8), window(3, 4, "v2.0.0")])
     write_windows(database, [window(3, 5, decisions=400), window(5, 8)])
-    found = [((one.start - START).days, one.version, one.statistics["decisions"]) for one in read_windows(database)]
+    found = [((one.start - START).days, one.version, one.statistics.decisions) for one in read_windows(database)]
     assert sorted(found) == [(0, "v1.0.0", 300), (3, "v1.0.0", 400), (3, "v2.0.0", 300), (5, "v1.0.0", 300)]
     write_windows(database, [])
     assert len(read_windows(database)) == 4

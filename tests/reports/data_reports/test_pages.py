@@ -18,8 +18,8 @@ from abstain.ingest.quarantine import QuarantinedRow
 from abstain.ingest.report import IngestReport
 from abstain.reports.data_reports.charts import LANGUAGES_SHOWN, drift_images, histogram
 from abstain.reports.data_reports.ingest import ingest_report
-from abstain.reports.data_reports.sections import balance_section
 from abstain.reports.data_reports.validation import validation_report
+from tests.reports.golden_files import assert_golden
 from tests.reports.reading import Page, said_in_markdown, said_on_page
 
 DRIFT = {
@@ -96,52 +96,32 @@ FAILED = ValidationResult.merge(
 )
 
 
-def test_a_sound_store_has_passed() -> None:
-    words = page_of(rows_result()).prose
-    assert "Data validation retrain shiny-fox ✓ Passed 2 expectations hold on 1,200 rows" in words
-    assert "feedback: no rows, the suite was skipped" in words
-    assert "1,200 interactions 0 feedback" in words
-    assert "✓ interactions: 1,200 rows, 2 of 2 expectations hold" in words
+def test_pages_are_the_golden_files() -> None:
+    validation, page = validation_report([FAILED.to_dict()], "retrain shiny-fox")
+    assert said_on_page(page) == said_in_markdown(validation)
+    assert_golden("validation.md", validation)
+    drift = ValidationResult({"drift": 5}, (check("drift", "shift"),), statistics={"drift": DRIFT})
+    accepted = report(reasons={"answer: missing": 5}, validation=drift)
+    ingest, page = ingest_report(accepted, "ingest calm-owl", REFUSED)
+    assert said_on_page(page) == said_in_markdown(ingest)
+    assert_golden("ingest.md", ingest)
+    assert "alert(1)" not in page, "the raw text of a row is not shown"
 
 
-def test_the_verdict_comes_first_then_the_rows_that_fail() -> None:
+def test_state_is_that_of_the_worst_expectation() -> None:
+    warning = ValidationResult({"drift": 5}, (check("drift", "shift", 1, "warning"),))
+    for result, mark in ((rows_result(), "✓"), (ValidationResult.merge([rows_result(), warning]), "!"), (FAILED, "✗")):
+        assert page_of(result).of("h2")[0].startswith(mark)
+
+
+def test_only_the_first_failing_rows_are_listed() -> None:
     failing = rows_result(
         checks=(check("interactions", "question_chars"), check("interactions", "answer_chars", 60)),
         reasons={f"interactions/row-{at:03d}": failed("answer", f"reason {at}") for at in range(60)},
     )
     words = page_of(failing).prose
-    assert "✗ 1 expectation failed, by 60 rows interactions: answer_chars: not liked (60)" in words
-    places = [
-        words.index(what) for what in ("1 expectation failed", "Rows that fail", "answer: reason 0", "What was checked")
-    ]
-    assert places == sorted(places)
     assert f"answer: reason {MAX_REPORTED_ROWS - 1}" in words and f"answer: reason {MAX_REPORTED_ROWS}" not in words
     assert "and 10 more" in words
-    assert (
-        "answer_chars at least 1, at most 20,000 fails 60 row-0, row-1, row-2, row-3, row-4 answer_chars: not liked"
-        in words
-    )
-
-
-def test_warnings_figures_and_charts_are_shown() -> None:
-    drift = ValidationResult(
-        {"drift": 5},
-        (check("drift", "shift", 1, "warning", "question language: 3.73 from"),),
-        statistics={"drift": DRIFT},
-    )
-    table = ValidationResult(
-        {"labels": 40, "splits": 3}, (check("labels", "straddles"),), statistics={"splits": SPLITS}
-    )
-    page = page_of(ValidationResult.merge([rows_result(), drift]), table)
-    assert "! Passed, with 1 warning 3 expectations hold" in page.prose
-    assert "Warnings A108 question language: 3.73 from" in page.prose
-    assert f"train 40 75.0 % {'█' * 15}{'░' * 5} 25.0 % {'█' * 5}{'░' * 15}" in page.prose
-    assert "holdout 0 no answers" in page.prose
-    assert "the newest batch, 100 interactions; grey: those before, 900" in page.prose
-    assert "question language: shift 3.73: large." in page.prose and "answer length: shift 0.01." in page.prose
-    assert page.tags.count("img") == len(MEASURES)
-    (told,) = (alt.replace("\xa0", " ") for alt in page.attributes("alt") if alt.startswith("question language"))
-    assert told == "question language: en: 50.0 %, before 100.0 %; de: 50.0 %, before 0.0 %."
 
 
 def test_bars_are_shares_scaled_to_the_highest() -> None:
@@ -153,11 +133,6 @@ def test_bars_are_shares_scaled_to_the_highest() -> None:
     assert "prefers-color-scheme:dark" in drawing
     many = DRIFT | {"newest": DRIFT["newest"] | {"answer language": {f"l{at}": 9 for at in range(20)}}}
     assert len(histogram(many, "answer language")) == LANGUAGES_SHOWN
-    assert [line.split("|")[1:4] for line in balance_section(SPLITS)[1].splitlines()[4:]] == [
-        [" all ", " 40 ", " 75.0 % "],
-        [" train ", " 40 ", " 75.0 % "],
-        [" holdout ", " 0 ", " no answers "],
-    ]
 
 
 @pytest.mark.heavy
@@ -187,33 +162,15 @@ REFUSED = [
 ]
 
 
-def test_an_accepted_batch_says_what_it_brought() -> None:
-    drift = ValidationResult({"drift": 5}, (check("drift", "shift"),), statistics={"drift": DRIFT})
-    given = report(reasons={"answer: missing": 5}, validation=drift)
-    markdown, html = ingest_report(given, "ingest calm-owl", REFUSED)
-    assert said_on_page(html) == said_in_markdown(markdown)
-    words = Page(html).prose
-    assert "! 12 rows accepted, 5 quarantined" in words
-    assert "New: 12 interactions, 3 feedback, 0 reviews, 0 documents." in words
-    assert "20 read 12 accepted 1 duplicate 2 pending 5 quarantined" in words
-    assert "5 x answer: missing" in words
-    assert "a.jsonl, line 7 A103 answer: this field is missing" in words and "and 3 more" in words
-    assert "2 thumbs and reviews without their interaction" in words
-    assert "abstain quarantine retry ID" in words
-    assert "alert(1)" not in words
+def test_rejected_batch_says_so_first() -> None:
+    rejection = "batch of a.jsonl rejected: 5 of 20 rows fail"
+    page = Page(ingest_report(report(), "ingest calm-owl", REFUSED, rejection)[1])
+    assert page.of("h2")[0].startswith("✗") and rejection in page.of("p", "li")
+    assert page.of("title") == [f"Ingest: {page.of('h2')[0][2:]}"]
+    assert "valid, not accepted" in page.prose
 
 
-def test_a_refused_batch_says_so_first() -> None:
-    _, page = ingest_report(report(), "ingest calm-owl", REFUSED, "batch of a.jsonl rejected: 5 of 20 rows fail")
-    words = Page(page).prose
-    assert "✗ Batch rejected, nothing accepted batch of a.jsonl rejected: 5 of 20 rows fail" in words
-    assert "12 valid, not accepted" in words
-    assert "line: not valid UTF-8" in words
-    assert re.search(r"<title>Ingest: Batch rejected, nothing accepted</title>", page)
-
-
-def test_a_batch_that_brought_nothing_new_has_nothing_to_do() -> None:
+def test_batch_that_brought_nothing_new_has_nothing_to_do() -> None:
     known = report(read=1, accepted=0, duplicate=1, pending=0, quarantined=0, contracts={"interactions": 0})
-    words = Page(ingest_report(known, "ingest calm-owl")[1]).prose
-    assert "✓ 0 rows accepted" in words and "New: 0 interactions." in words
-    assert "What to do" not in words
+    page = Page(ingest_report(known, "ingest calm-owl")[1])
+    assert [title[0] for title in page.of("h2")] == ["✓"]

@@ -31,7 +31,7 @@ from abstain.serving.service.gate_service import GateService
 from abstain.serving.service.keys import ApiKeys, create_key
 from abstain.serving.service.version_follower import VersionInfo
 from tests.data.builders import cited, interaction
-from tests.data.decision_log.builders import decision, url_of
+from tests.data.decision_log.builders import decision, url_of, window_statistics
 from tests.serving.status_page.builders import (
     GUARANTEE,
     SINCE,
@@ -148,24 +148,12 @@ def window(start: int, *alarms: Alarm, **statistics: object) -> MonitoringWindow
         "decisions": 400,
         "shown": 300,
         "coverage": 0.75,
-        "products": {},
         "unavailable": 0.01,
-        "unavailable_codes": {},
-        "confidence": {"deciles": [], "stability_index": None},
         "expected": {"value": 0.9, "low": 0.85, "high": 0.95},
         "reviews": 60,
-        "excluded_self_selected": 0,
-        "self_selected": 0,
-        "guarantee": None,
         "precision": {"reviews": 60, "documents": 30, "precision": 0.875},
-        "calibration": None,
-        "prediction_errors": {"windows": 0, "mean_error": None},
-        "feed": {},
-        "compared": {"writers": {"statistics": {"now": {}}}},
-        "notes": [],
-        **statistics,
     }
-    return MonitoringWindow("v1.2.0", begin, begin + timedelta(days=3), told, alarms)
+    return MonitoringWindow("v1.2.0", begin, begin + timedelta(days=3), window_statistics(**told | statistics), alarms)
 
 
 def test_the_page_has_the_stored_windows_of_the_monitoring(tmp_path: Path, page: TestClient) -> None:

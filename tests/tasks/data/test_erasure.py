@@ -18,7 +18,6 @@ from abstain.core.codes import Code
 from abstain.core.contracts import Interaction, Thumb
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_json
-from abstain.core.markdown import numbered_list
 from abstain.data.decision_log import queries
 from abstain.data.store.dataset import DataStore, ErasedUsers
 from abstain.data.store.record_keys import make_interaction_identity
@@ -266,7 +265,8 @@ def test_what_a_run_publishes_says_it_too(
     (root / paths.PLOTS / "threshold.csv").write_text("threshold\n0.5\n")
     (root / paths.REPORT / "report.md").write_text("# Report\n\n## ✓ All is well\n", encoding="utf-8")
     monkeypatch.setattr("abstain.reports.plots.PLOTS", {})
-    monkeypatch.setattr(publish, "leaderboard_table", lambda *_: "")
+    monkeypatch.setattr(publish.EvaluationResult, "from_files", lambda *_: None)
+    monkeypatch.setattr(publish, "render_leaderboard", lambda _: "")
     monkeypatch.setattr(publish, "create_markdown_artifact", lambda text, key, **_: published.update({key: text}))
     monkeypatch.setattr(publish, "create_table_artifact", lambda *_, **__: None)
     monkeypatch.setattr(publish, "create_link_artifact", lambda *_, **__: None)
@@ -335,9 +335,7 @@ def test_copies_outside_of_the_data_are_named_with_what_to_do(history: Plain) ->
     for version, evaluation in (("v1.0.0", shown), ("v1.1.0", other)):
         write_json(home / "releases" / version / "evaluation.json", evaluation)
         (example,) = evaluation["examples"]["caught"]
-        page = render_html(
-            f"# Report\n\n## \u2713 Well\n\n{numbered_list([(f'Likely · {example[ID_COLUMN]}', ['a'])])}", {}
-        )
+        page = render_html(f"# Report\n\n## \u2713 Well\n\n1. Likely · {example[ID_COLUMN]}\n   - a", {})
         reports.write_page(f"run-{version}", "evaluation", page)
     write_json(root / paths.EVALUATION, shown)
     expected = [files[0], home / "reports/run-v1.0.0/evaluation.html", root / paths.REPORT, home / "releases/v1.0.0"]

@@ -7,11 +7,12 @@ examples of an alarm are ids of interactions.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
 from sqlalchemy import Row, delete, select
 
 from abstain.core.codes import Code
@@ -48,6 +49,125 @@ class Alarm:
         return self.code.name.replace("_", " ").lower()
 
 
+class WindowPart(BaseModel):
+    """Frozen part of the statistics of a window. Keys that are not declared are kept."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+
+class ProductCoverage(WindowPart):
+    """Decisions about a product, and the share shown."""
+
+    decisions: int
+    coverage: float
+
+
+class ConfidenceSummary(WindowPart):
+    """Deciles of the confidences, and their stability index against earlier ones."""
+
+    deciles: list[float]
+    stability_index: float | None
+
+
+class ValueWithBounds(WindowPart):
+    """Estimate with the bounds of its interval."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+class ReviewedPrecision(WindowPart):
+    """Precision of the reviewed shown answers, weighted by 1 / inclusion probability."""
+
+    reviews: int
+    documents: int
+    precision: float
+
+
+class CheckedGuarantee(WindowPart):
+    """The live test of the guarantee on all reviews until the end of the window."""
+
+    metric: str
+    target: float
+    alpha: float
+    estimate: float | None
+    low: float | None
+    high: float | None
+    e_value: float | None
+    is_violated: bool
+    violated_on: str | None
+    reviews: int
+
+
+class CheckedCalibration(WindowPart):
+    """Mean of correctness less probability, with its interval."""
+
+    difference: float
+    low: float
+    high: float
+
+
+class PredictionErrors(WindowPart):
+    """By how much the expected precision of earlier windows was wrong; None without any."""
+
+    windows: int
+    mean_error: float | None
+
+
+class FeedSilence(WindowPart):
+    """Hours without rows, and the longest silence before."""
+
+    hours: float
+    longest_before: float
+
+
+class Comparison(WindowPart):
+    """Comparison with earlier decisions; `note` has the reason if nothing was judged."""
+
+    p_value: float | None = None
+    statistics: dict[str, Any] = {}
+    note: str = ""
+
+
+class WindowStatistics(WindowPart):
+    """The statistics of a window, as docs/monitoring.md lists them; None is a statistic without any answers."""
+
+    decisions: int
+    shown: int
+    coverage: float | None
+    products: dict[str, ProductCoverage]
+    unavailable: float | None
+    unavailable_codes: dict[str, int]
+    confidence: ConfidenceSummary
+    expected: ValueWithBounds | None
+    reviews: int
+    excluded_self_selected: int
+    self_selected: int
+    precision: ReviewedPrecision | None
+    reviewed_precision: ReviewedPrecision | None = None
+    guarantee: CheckedGuarantee | None
+    calibration: CheckedCalibration | None
+    prediction_errors: PredictionErrors
+    feed: dict[str, FeedSilence]
+    compared: dict[str, Comparison]
+    notes: list[str]
+
+    @property
+    def observed_precision(self) -> float | None:
+        """The precision by the reviews; None without any."""
+        return self.precision.precision if self.precision else None
+
+    @property
+    def expected_precision(self) -> float | None:
+        """The precision expected by the probabilities; None without any."""
+        return self.expected.value if self.expected else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the keys and values that were read, and no others."""
+        return self.model_dump(exclude_unset=True)
+
+
 @dataclass(frozen=True)
 class MonitoringWindow:
     """The statistics and alarms of one window of decisions by one version.
@@ -56,7 +176,7 @@ class MonitoringWindow:
         version: The version.
         start: Start of the window.
         end: End of the window, exclusive.
-        statistics: Statistics for JSON, as docs/monitoring.md lists them.
+        statistics: Its statistics.
         alarms: Alarms of the window.
         is_final: Whether it will not be computed again.
     """
@@ -64,7 +184,7 @@ class MonitoringWindow:
     version: str
     start: datetime
     end: datetime
-    statistics: Mapping[str, Any]
+    statistics: WindowStatistics
     alarms: tuple[Alarm, ...] = field(default=())
     is_final: bool = False
 
@@ -123,7 +243,7 @@ def _to_row(window: MonitoringWindow) -> dict[str, Any]:
         "starts_at": to_microseconds(window.start),
         "ends_at": to_microseconds(window.end),
         "is_final": window.is_final,
-        "content": json.dumps({"statistics": window.statistics, "alarms": alarms}, allow_nan=False),
+        "content": json.dumps({"statistics": window.statistics.to_dict(), "alarms": alarms}, allow_nan=False),
         "alarms": " ".join(alarm.code.value for alarm in window.alarms),
     }
 
@@ -138,7 +258,7 @@ def _from_row(row: Row[Any]) -> MonitoringWindow:
         row.version,
         from_microseconds(row.starts_at),
         from_microseconds(row.ends_at),
-        content["statistics"],
+        WindowStatistics.model_validate(content["statistics"]),
         tuple(alarms),
         row.is_final,
     )

@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from abstain.core.formatting import format_percent
-from abstain.core.markdown import heading, paragraph
 from abstain.data.store.profile import LENGTHS, MEASURES
-from abstain.reports.page import plot
 from abstain.reports.theme import LIGHT, add_dark_theme
 
 LANGUAGES_SHOWN = 6
@@ -21,26 +19,29 @@ HEIGHT, STEP, LEAST_WIDTH = 70, 26, 260
 """Sizes in the units of the drawing: height of the highest bar, width of a class with both bars, least total width."""
 
 
-def drift_section(drift: Mapping[str, Any]) -> list[str]:
-    """Render the drift of the newest batch in words, with a plot of each measure.
+def describe_drift(drift: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """Describe the plots of `drift_images` in words.
 
     Args:
         drift: The statistics `drift` of a validation result.
 
     Returns:
-        Markdown blocks.
+        Name, title, content and unit of the plot of each measure.
     """
-    rows, limit = drift["rows"], drift["limit"]
-    text = (
-        f"Blue: the newest batch, {rows['newest']:,} interactions; grey: those before, {rows['previous']:,}. "
-        f"Shift: population stability index, {limit} allowed."
-    )
-    plots = [block for measure in MEASURES for block in _plot_measure(drift, measure, drift["shift"][measure] > limit)]
-    return [heading(2, "Drift of the newest batch"), paragraph(text), *plots]
+    return [
+        (
+            _make_plot_name(measure),
+            f"{measure}: shift {drift['shift'][measure]:.2f}"
+            + (": large" if drift["shift"][measure] > drift["limit"] else ""),
+            f"{measure}: {'; '.join(_describe_classes(drift, measure)) or 'no answers'}.",
+            "Characters, from." if measure in LENGTHS else "ISO 639; und: of no certain language.",
+        )
+        for measure in MEASURES
+    ]
 
 
 def drift_images(drift: Mapping[str, Any]) -> dict[str, bytes]:
-    """Draw the plots of `drift_section`.
+    """Draw the drift of the newest batch, a plot for each measure.
 
     Args:
         drift: The statistics `drift` of a validation result.
@@ -66,14 +67,11 @@ def histogram(drift: Mapping[str, Any], measure: str) -> dict[str, tuple[float, 
     return {name: (newest.get(name, 0.0), previous.get(name, 0.0)) for name in classes}
 
 
-def _plot_measure(drift: Mapping[str, Any], measure: str, is_large: bool) -> list[str]:
-    items = [
+def _describe_classes(drift: Mapping[str, Any], measure: str) -> list[str]:
+    return [
         f"{name}: {format_percent(new)}, before {format_percent(old)}"
         for name, (new, old) in histogram(drift, measure).items()
     ]
-    shift = f"{measure}: shift {drift['shift'][measure]:.2f}{': large' if is_large else ''}"
-    unit = "Characters, from." if measure in LENGTHS else "ISO 639; und: of no certain language."
-    return plot(_make_plot_name(measure), shift, f"{measure}: {'; '.join(items) or 'no answers'}.", unit)
 
 
 def _make_plot_name(measure: str) -> str:

@@ -1,7 +1,5 @@
 """Report of one candidate as Markdown, for its operators and for those who are responsible for the risk."""
 
-from abstain.reports.evaluation.builder import render_evaluation
-from abstain.reports.evaluation.evaluation_result import EvaluationResult
-from abstain.reports.evaluation.ranking import leaderboard_table
+from abstain.reports.evaluation.builder import render_evaluation, render_leaderboard
 
-__all__ = ["EvaluationResult", "leaderboard_table", "render_evaluation"]
+__all__ = ["render_evaluation", "render_leaderboard"]

@@ -1,45 +1,72 @@
-"""Order of the report: first the result, then the reasons, and last what the candidate was made of."""
+"""Values of the report's templates, which are in `reports/templates/evaluation`."""
 
 from __future__ import annotations
 
-from abstain.core.formatting import format_count
-from abstain.core.markdown import document, heading, paragraph
-from abstain.reports.evaluation.audits import audit_section
-from abstain.reports.evaluation.calibration_and_slices import calibration_section, slice_section
-from abstain.reports.evaluation.cards import data_card, glossary, model_card
-from abstain.reports.evaluation.correctness import correctness_section
-from abstain.reports.evaluation.evaluation_result import EvaluationResult
-from abstain.reports.evaluation.examples import example_section
-from abstain.reports.evaluation.guarantee import guarantee_section
-from abstain.reports.evaluation.ranking import ranking_section
-from abstain.reports.evaluation.thresholds import ablation_section, threshold_section
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from abstain.core.codes import Code
+from abstain.learning.evaluation.evaluation_result import EvaluationResult
+from abstain.reports.evaluation.plot_texts import describe_plots
+from abstain.reports.evaluation.verdict import make_verdict
+from abstain.reports.templating import rank_best_first, render_template
 
 
-def render_evaluation(result: EvaluationResult) -> str:
+def render_evaluation(result: EvaluationResult, dataset: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]) -> str:
     """Render the report of one candidate.
 
     Args:
-        result: Measurements of the candidate.
+        result: Evaluation of the candidate.
+        dataset: Parsed file dataset.json, the data card.
+        tables: The tables of `plots.plot_tables`.
 
     Returns:
         Markdown.
     """
-    served, holdout = result.served_scorer, result.holdout
-    return document(
-        [
-            heading(1, "Confidence model: evaluation"),
-            paragraph(f"{served['model']}, {format_count(holdout['rows'], 'reviewed answer')} of the frozen hold-out"),
-            *guarantee_section(result),
-            *threshold_section(result),
-            *ranking_section(result),
-            *calibration_section(result),
-            *slice_section(result),
-            *audit_section(result),
-            *example_section(result),
-            *ablation_section(result),
-            *correctness_section(result),
-            *model_card(result),
-            *data_card(result),
-            *glossary(),
-        ]
+    evaluation, metrics = result.evaluation, result.metrics
+    return render_template(
+        "evaluation",
+        **_make_board(result),
+        verdict=make_verdict(result),
+        alt=describe_plots(result, tables),
+        dataset=dataset,
+        thresholds=tables["threshold"].to_dict("records"),
+        has_rouge=bool(tables["threshold"]["rouge_shown"].notna().any()),
+        holdout=metrics.holdout,
+        newest=metrics.newest,
+        point=metrics.holdout.at_threshold,
+        served_metrics=result.served_metrics,
+        too_few_shown=result.too_few_shown,
+        threshold=evaluation.threshold,
+        guarantee=result.guarantee,
+        has_guarantee=result.guarantee.status != "none",
+        is_precision=result.guarantee.metric == "precision",
+        audits=evaluation.audits,
+        dropped=max((row.dropped for row in evaluation.regressors.regressors.values()), key=len, default={}),
+        contradicts_code=Code.CONTRADICTS_OTHERS,
     )
+
+
+def render_leaderboard(result: EvaluationResult) -> str:
+    """Render the leaderboard as Markdown.
+
+    Args:
+        result: Evaluation of the candidate.
+
+    Returns:
+        Markdown.
+    """
+    return render_template("leaderboard", **_make_board(result))
+
+
+def _make_board(result: EvaluationResult) -> dict[str, Any]:
+    scorers = result.metrics.holdout.scorers
+    return {
+        "content": result.evaluation,
+        "probe": result.evaluation.probe,
+        "served": result.evaluation.served,
+        "scorers": scorers,
+        "ranked": rank_best_first({name: row.auroc for name, row in scorers.items()}),
+    }

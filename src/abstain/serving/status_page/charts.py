@@ -104,8 +104,8 @@ def draw_history_chart(windows: Sequence[MonitoringWindow]) -> Markup:
     Returns:
         The SVG.
     """
-    coverage = [window.statistics["coverage"] for window in windows]
-    precision = [(window.statistics["precision"] or {}).get("precision") for window in windows]
+    coverage = [window.statistics.coverage for window in windows]
+    precision = [window.statistics.observed_precision for window in windows]
     alarms = sum(bool(window.alarms) for window in windows)
     description = f"{len(windows)} windows, {alarms} with an alarm. Newest: {windows[-1].headline}."
     lines = [*_draw_line("show", precision, 1.0), *_draw_line("p99", coverage, 1.0)]

@@ -137,8 +137,8 @@ def _read_counterfactual_scores(params: Params, name: str, holdout: pd.DataFrame
 
 def _write(evaluation: Evaluation, served: str, splits: Mapping[str, ReviewedSplit]) -> None:
     """Write metrics, report content and plots, and the scores of the reviewed hold-out and newest answers."""
-    artifacts.write_json(paths.METRICS, evaluation.metrics)
-    artifacts.write_json(paths.EVALUATION, evaluation.content)
+    artifacts.write_json(paths.METRICS, evaluation.result.metrics.to_dict())
+    artifacts.write_json(paths.EVALUATION, evaluation.result.evaluation.to_dict())
     with artifacts.atomic_folder(paths.PLOTS) as folder:
         for name, table in evaluation.plots.items():
             artifacts.write_text(folder / f"{name}.csv", table.to_csv(index=False))

@@ -14,6 +14,7 @@ from abstain.core.contracts import Interaction
 from abstain.core.scorer_names import FUSION, LENGTH_ONLY, PROBE
 from abstain.data.store.splits import compute_holdout_digest
 from abstain.learning.evaluation import audits, curves
+from abstain.learning.evaluation.evaluation_result import EvaluationResult
 from abstain.learning.evaluation.examples import select_examples
 from abstain.learning.evaluation.leaderboard import build_leaderboard
 from abstain.learning.evaluation.reviewed_split import ReviewedSplit, compare_calibrators
@@ -83,13 +84,11 @@ class Evaluation:
     """The evaluation of a candidate.
 
     Attributes:
-        metrics: For the promotion checks.
-        content: The rest of the report.
+        result: Metrics for the promotion checks, and the rest of the report.
         plots: Plot name -> table.
     """
 
-    metrics: dict[str, Any]
-    content: dict[str, Any]
+    result: EvaluationResult
     plots: dict[str, pd.DataFrame]
 
 
@@ -142,7 +141,7 @@ def evaluate(params: Params, candidate: CandidateArtifacts) -> Evaluation:
     tables = curves.build_plot_tables(holdout, served, plotted, params.evaluation.min_n_eff)
     tables["threshold"] = build_threshold_table(holdout.correct, confidence, thresholds, holdout.weight, rouge)
     measured = {"holdout": holdout_metrics, "newest": {**newest.counts, "auroc": auroc}}
-    return Evaluation(measured, _build_content(params, candidate), tables)
+    return Evaluation(EvaluationResult.from_files(measured, _build_content(params, candidate)), tables)
 
 
 def _evaluate_without_near_duplicates(holdout: ReviewedSplit, served: str, threshold: float) -> dict[str, float]:

@@ -4,8 +4,9 @@ import pandas as pd
 
 from abstain.config.params import Params
 from abstain.core import paths
+from abstain.learning.evaluation.evaluation_result import EvaluationResult
 from abstain.reports.data_reports.validation import validation_report
-from abstain.reports.evaluation import EvaluationResult, render_evaluation
+from abstain.reports.evaluation import render_evaluation
 from abstain.reports.page import render_html
 from abstain.reports.plots import CURVES, PLOTS, plot_tables, render_plot
 from abstain.stages.shared import artifacts
@@ -17,11 +18,10 @@ def stage(params: Params) -> None:
     Args:
         params: All parameters.
     """
-    metrics, evaluation = artifacts.read_json(paths.METRICS), artifacts.read_json(paths.EVALUATION)
+    result = EvaluationResult.from_files(artifacts.read_json(paths.METRICS), artifacts.read_json(paths.EVALUATION))
     curves = {name: pd.read_csv(paths.PLOTS / f"{name}.csv") for name in CURVES}
-    tables = plot_tables(curves, metrics, evaluation)
-    evaluated = EvaluationResult(metrics, evaluation, artifacts.read_json(paths.DATASET_SUMMARY), tables)
-    markdown = render_evaluation(evaluated)
+    tables = plot_tables(curves, result)
+    markdown = render_evaluation(result, artifacts.read_json(paths.DATASET_SUMMARY), tables)
     images = {name: render_plot(name, tables[name]) for name in PLOTS}
     rows, table = artifacts.read_json(paths.VALIDATION), artifacts.read_json(paths.QUALITY)
     _, page = validation_report([rows, table], f"data as of {rows['as_of']}")
