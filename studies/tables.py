@@ -100,7 +100,7 @@ def _make_rows(table: ExperimentTable, cell: ExperimentCell, outcome: CellOutcom
         return [row | {"missing": outcome.reason}]
     by_threshold = {metrics["threshold"]: metrics for metrics in result["by_threshold"]}
     names = [*FIGURES, *(BUFFERED if table.buffer else ())]
-    keys = ["threshold", "judged", "note", *(name + end for name in names for end in ("", "_low", "_high"))]
+    keys = ["threshold", "labelled", "note", *(name + end for name in names for end in ("", "_low", "_high"))]
     variance = result["correctness"]["std"] ** 2
     return [
         row | {name: by_threshold[threshold][name] for name in keys} | {"variance": variance}

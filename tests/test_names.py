@@ -24,7 +24,7 @@ TEST_NAME_LENGTH = 60
 
 FIELDS_OF_RECORDS = {"studies/declared.py: at"}
 """Fields whose names stand in files that are written: the configuration of an experiment."""
-LONG_TEST_NAMES = 544
+LONG_TEST_NAMES = 535
 
 
 def trees(*folders: str) -> Iterator[tuple[str, ast.Module]]:

@@ -39,7 +39,14 @@ from tests.release.test_promotion_check import related, window
 ESTIMATES = GuaranteeEstimates(coverage=0.5, precision=0.8, error_rate=0.1)
 UNCHECKED = make_guarantee(metric="error_rate", target=0.1, status="unchecked", holdout=None, estimates=ESTIMATES)
 MISSING = make_missing_guarantee(500, metric="error_rate", target=0.1, estimates=ESTIMATES)
-AT_THRESHOLD = {"coverage": 0.5, "precision": 0.8, "shown": 200, "error_rate_low": 0.08, "error_rate_high": 0.12}
+AT_THRESHOLD = {
+    "threshold": 0.5,
+    "coverage": 0.5,
+    "precision": 0.8,
+    "shown": 200,
+    "error_rate_low": 0.08,
+    "error_rate_high": 0.12,
+}
 
 DAY = datetime(2026, 11, 20, tzinfo=UTC)
 

@@ -157,10 +157,10 @@ def test_event_is_acted_on_once(server: OnServer, monkeypatch: pytest.MonkeyPatc
     assert len(forced) == 2, "the lost run and one in its place; the others for 200 reviews, the next ones, and drift"
     wait_until(lambda: len(titles()) == 4, 3)
     assert titles() == [
+        "a candidate was rejected",
         "monitoring: guarantee violated",
         "no rows come in",
         f"retrain: run {lost.name} has crashed",
-        "a candidate was rejected",
     ]
     (rejected,) = (run for run in server.runs(NOTIFY) if "rejected" in run.parameters["title"])
     assert rejected.parameters["text"] == "probe: not better; wait" and rejected.parameters["code"] == "A401"
