@@ -31,8 +31,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "error rate": {"changed": {f"{GUARANTEE}.metric": "error_rate", f"{GUARANTEE}.target": 0.1}},
 }
 HEADLINES = {
-    "kept": "Guarantee kept on the hold-out",
-    "missed": "Guarantee not kept on the hold-out",
+    "kept": "Guarantee holds on the hold-out",
+    "missed": "Guarantee violated on the hold-out",
     "unguaranteed": "No guarantee can be made",
     "error rate": "of all answers are shown and incorrect",
     "validation": "1 expectation failed",

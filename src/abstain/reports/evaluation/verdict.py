@@ -52,9 +52,9 @@ def make_verdict(result: EvaluationResult) -> Verdict:
         what = "correct" if is_precision else "shown and incorrect"
         state, headline = "warned", f"The guarantee of {limit} {what} cannot be checked: {unchecked}"
     elif meets_target(guarantee.metric, target, value):
-        state, headline = "passed", f"Guarantee kept on the hold-out: {measured}, {limit} was guaranteed"
+        state, headline = "passed", f"Guarantee holds on the hold-out: {measured}, {limit} was guaranteed"
     else:
-        state, headline = "failed", f"Guarantee not kept on the hold-out: {measured}, {limit} was guaranteed"
+        state, headline = "failed", f"Guarantee violated on the hold-out: {measured}, {limit} was guaranteed"
     low, high = point.get(f"{guarantee.metric}_low"), point.get(f"{guarantee.metric}_high")
     interval = "" if low is None or high is None else f", 95 % interval {format_percent(low)} to {format_percent(high)}"
     if result.too_few_shown:
