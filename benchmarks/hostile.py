@@ -140,8 +140,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     only = ["--only", options.only] if options.only else []
     with tempfile.TemporaryDirectory() as name:
-        subprocess.run([sys.executable, "-m", "benchmarks.serving", "--export", name], check=True)
-        with server(Path(name)) as (address, _, pid), server(Path(name)) as (other_address, _, _):
+        own, other = Path(name, "own"), Path(name, "other")
+        for folder in (own, other):
+            folder.mkdir()
+            subprocess.run([sys.executable, "-m", "benchmarks.serving", "--export", str(folder)], check=True)
+        with server(own) as (address, _, pid), server(other) as (other_address, _, _):
             gc.freeze()  # a collection here would count as the server's time
             send_at_rate(address, options.rate, 3.0)
             for what, attacked in (
