@@ -140,11 +140,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     only = ["--only", options.only] if options.only else []
     with tempfile.TemporaryDirectory() as name:
-        own, other = Path(name, "own"), Path(name, "other")
-        for folder in (own, other):
+        server_folder, other_folder = Path(name, "server"), Path(name, "other")
+        for folder in (server_folder, other_folder):
             folder.mkdir()
             subprocess.run([sys.executable, "-m", "benchmarks.serving", "--export", str(folder)], check=True)
-        with server(own) as (address, _, pid), server(other) as (other_address, _, _):
+        with server(server_folder) as (address, _, pid), server(other_folder) as (other_address, _, _):
             gc.freeze()  # a collection here would count as the server's time
             send_at_rate(address, options.rate, 3.0)
             for what, attacked in (
