@@ -24,17 +24,8 @@ from abstain.llm.features.context_perturbation import ContextPerturber
 from abstain.llm.features.feature_store import FeatureStore
 from abstain.llm.perturbation.text import format_diff
 from tests.llm.builders import WINDOW
-from tests.llm.perturbation.builders import KINDS, LONG, TEXTS, engine_of, model_of, save, steps_of
+from tests.llm.perturbation.builders import KINDS, LONG, PERTURBATION, TEXTS, engine_of, model_of, save, steps_of
 from tests.llm.signals.builders import interaction
-
-HOW: dict[str, Any] = {
-    "model": None,
-    "selection": "random",
-    "schedule": "iterative",
-    "tokens": 4,
-    "n_copies": 1,
-    "seed": 5,
-}
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +35,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def perturber(folder: Path, settings: Settings, **how: Any) -> ContextPerturber:
-    return ContextPerturber(PerturbationParams(**HOW | how), str(folder), settings)
+    return ContextPerturber(PerturbationParams(**PERTURBATION | how), str(folder), settings)
 
 
 def texts_of(row: Interaction) -> list[str]:

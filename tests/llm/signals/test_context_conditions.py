@@ -23,19 +23,11 @@ from abstain.llm.features.shard_job import row_key
 from abstain.llm.signals.compute_features import expand_requests
 from abstain.llm.signals.context_conditions import ContextConditions
 from tests.llm.builders import WINDOW, byte_tokenizer, plain_surprise, shared_model
-from tests.llm.perturbation.builders import model_of, save
+from tests.llm.perturbation.builders import PERTURBATION, model_of, save
 from tests.llm.signals.builders import TEXTS, interaction
 from tests.tolerance import assert_near
 
 LAYOUT = "rag-plain-v1"
-HOW: dict[str, Any] = {
-    "model": None,
-    "selection": "random",
-    "schedule": "iterative",
-    "tokens": 4,
-    "n_copies": 1,
-    "seed": 5,
-}
 ROWS = [
     interaction("5 euros", TEXTS[:1]),
     interaction("call", TEXTS[1:], "How is a card blocked?", "i-2"),
@@ -46,7 +38,7 @@ ROWS = [
 
 def conditions(base: Path, settings: Settings, **how: Any) -> ContextConditions:
     params = LLMParams(model=str(base), layout=LAYOUT, layer=1, site="residual", too_long="refuse", includes_eos=True)
-    return ContextConditions(params, PerturbationParams(**HOW | how), settings)
+    return ContextConditions(params, PerturbationParams(**PERTURBATION | how), settings)
 
 
 def computed_by_hand(loaded: LoadedModel, layout: str, row: Interaction, condition: str) -> dict[str, Tensor]:
@@ -195,7 +187,9 @@ def test_the_embedded_model_misses_the_context_that_was_taken_or_changed(
         too_long="refuse",
         includes_eos=True,
     )
-    asked = ContextConditions(llm, PerturbationParams(**HOW | {"selection": selection, "tokens": 15}), float32_settings)
+    asked = ContextConditions(
+        llm, PerturbationParams(**PERTURBATION | {"selection": selection, "tokens": 15}), float32_settings
+    )
     perturbing, _ = asked.compute_missing(REAL)
     assert perturbing.rows == 1, "both questions are about one paragraph"
     table = asked.build_table(REAL)
@@ -222,7 +216,7 @@ def test_another_family_perturbs_for_the_embedded_model(float32_settings: Settin
         too_long="refuse",
         includes_eos=True,
     )
-    how = PerturbationParams(**HOW | {"model": "gemma3-270m", "tokens": 10})
+    how = PerturbationParams(**PERTURBATION | {"model": "gemma3-270m", "tokens": 10})
     asked = ContextConditions(llm, how, settings)
     ((one, two),) = asked.perturber.perturb(REAL)
     (parts,) = asked.perturber.diff_contexts(REAL[0])
