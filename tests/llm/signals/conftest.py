@@ -6,23 +6,17 @@ import pytest
 
 from abstain.config.params import LLMParams
 from abstain.config.settings import Settings
+from tests.llm.builders import make_params
 
 
 @pytest.fixture(scope="session")
 def embedded_params() -> LLMParams:
-    return LLMParams(
-        model="smollm2-135m-instruct",
-        layout="rag-chatml-v1",
-        layer=16,
-        site="residual",
-        too_long="refuse",
-        includes_eos=True,
-    )
+    return make_params("smollm2-135m-instruct", layout="rag-chatml-v1", layer=16)
 
 
 @pytest.fixture(scope="session")
 def float32_settings(real_settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    """An empty feature cache, the copy of the embedded model that is there, and arithmetic that others can repeat."""
+    """An empty feature cache, and the embedded model in float32."""
     home: Path = tmp_path_factory.mktemp("float32")
     real_settings.models.mkdir(parents=True, exist_ok=True)
     (home / "models").symlink_to(real_settings.models)
