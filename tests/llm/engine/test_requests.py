@@ -148,12 +148,11 @@ def test_generate_cost_with_or_without_states() -> None:
 
 def test_generate_finished_rows_leave_the_batch() -> None:
     prompts = {"long": tiny_pass(context="c")[PROMPT], "short": tiny_pass(context="d")[PROMPT]}
-    engine = Engine(shared_model(), 4096, packed=False)
+    engine = Engine(shared_model(), 4096)
     limits = {"long": 9, "short": 2}
     found: Any = dict(engine.run({key: Request(prompts[key], Generate(limits[key]), key) for key in prompts}))
     assert {key: len(answers[0].tokens) for key, answers in found.items()} == limits
-    length = len(encode_prompt(engine.loaded.tokenizer, prompts["long"]).ids)
-    assert engine.stats.forward_tokens == 2 * length + 8 + 1
+    assert engine.stats.vocabulary_rows == 9 + 2
 
 
 def test_generate_answers_do_not_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,8 +400,10 @@ def test_engine_scaled_logits_are_refused() -> None:
 def test_engine_threads_sharing_a_model_give_equal_states() -> None:
     loaded, pass_ = tiny_model(seed=2), tiny_passes()
     expected = run(loaded, HiddenStates(2), pass_)
+    engine = Engine(loaded, 150)
+    requests = {key: Request(p, HiddenStates(2), key) for key, p in pass_.items()}
     with ThreadPoolExecutor(4) as pool:
-        results = list(pool.map(lambda _: run(loaded, HiddenStates(2), pass_, tokens=150), range(12)))
+        results = list(pool.map(lambda _: dict(engine.run(requests)), range(12)))
     for found in results:
         for key, states in expected.items():
             assert_close(found[key], states)

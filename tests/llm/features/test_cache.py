@@ -8,13 +8,16 @@ import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import fsspec
 import pytest
 import torch
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -31,7 +34,7 @@ SPACE = CacheNamespace("tiny@1", "float32", "HiddenStates(layer=2)", "1")
 
 
 def rows(*keys: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """One row a key; what a key's row is depends on `keys` before it, so ask once and take parts."""
+    """One row for each key; a row depends on the keys before its own."""
     generator = torch.Generator().manual_seed(seed)
     return {key: torch.randn(n % 3 + 1, 4, generator=generator).to(dtype) for n, key in enumerate(keys)}
 
@@ -59,7 +62,6 @@ def files(root: Path) -> list[Path]:
 
 
 def shard(root: Path) -> Path:
-    """The one shard under `root`."""
     (found,) = (file for file in files(root) if file.parent.name == SPACE.digest)
     return found
 
@@ -80,9 +82,8 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float64]),
     bits=st.randoms(use_true_random=False),
 )
-def test_what_is_put_is_read_back_byte_for_byte(lengths: dict[str, int], cut: int, dtype: torch.dtype, bits) -> None:
-    wanted = {
-        # Any bit pattern, so nan and infinity too: the cache judges nothing.
+def test_cache_reads_back_the_bytes_written(lengths: dict[str, int], cut: int, dtype: torch.dtype, bits) -> None:
+    wanted = {  # any bit pattern, so nan and infinity too
         key: torch.tensor(list(bits.randbytes(n * 3 * dtype.itemsize)), dtype=torch.uint8).view(dtype).reshape(n, 3)
         for key, n in lengths.items()
     }
@@ -98,7 +99,7 @@ def test_what_is_put_is_read_back_byte_for_byte(lengths: dict[str, int], cut: in
             assert read(reader, reversed(keys)) == expected(wanted, keys)
 
 
-def test_every_kind_of_root_keeps_what_it_is_given(root: str) -> None:
+def test_cache_in_every_kind_of_root(root: str) -> None:
     everything = rows(*"abcde")
     one, other = FeatureCache(root, SPACE), FeatureCache(root, SPACE)
     one.write(part(everything, "abc"))
@@ -111,7 +112,7 @@ def test_every_kind_of_root_keeps_what_it_is_given(root: str) -> None:
     assert FeatureCache(root, replace(SPACE, engine="2")).find_missing("a") == ["a"]
 
 
-def test_missing_keeps_the_order_and_names_each_key_once(tmp_path: Path) -> None:
+def test_find_missing_keeps_order_without_repetition(tmp_path: Path) -> None:
     cache = FeatureCache(tmp_path, SPACE)
     cache.write(rows("b", "d"))
     assert cache.find_missing(["e", "b", "a", "e", "d", "c", "a"]) == ["e", "a", "c"]
@@ -120,14 +121,14 @@ def test_missing_keeps_the_order_and_names_each_key_once(tmp_path: Path) -> None
         cache.get_lengths(["b", "a"])
 
 
-def test_opening_a_cache_writes_nothing(tmp_path: Path) -> None:
+def test_cache_opening_writes_nothing(tmp_path: Path) -> None:
     cache = FeatureCache(tmp_path / "none", SPACE)
     cache.write({})
     assert (cache.find_missing(["a"]), cache.get_width_and_dtype(), read(cache, ["a"])) == (["a"], None, {})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_row_that_was_read_does_not_hold_on_to_its_shard(tmp_path: Path) -> None:
+def test_cache_row_does_not_hold_its_shard_in_memory(tmp_path: Path) -> None:
     cache = FeatureCache(tmp_path, SPACE)
     cache.write(rows("a", "b"))
     ((_, first),) = cache.read(["a"])
@@ -146,7 +147,7 @@ def test_a_row_that_was_read_does_not_hold_on_to_its_shard(tmp_path: Path) -> No
         {"a": torch.zeros(1, 5)},
     ],
 )
-def test_rows_of_another_shape_are_refused(tmp_path: Path, wrong: dict[str, Tensor]) -> None:
+def test_cache_rows_of_another_shape_are_refused(tmp_path: Path, wrong: dict[str, Tensor]) -> None:
     cache = FeatureCache(tmp_path, SPACE)
     cache.write({"there": torch.zeros(1, 4)})
     with pytest.raises(ValueError, match="row"):
@@ -154,7 +155,7 @@ def test_rows_of_another_shape_are_refused(tmp_path: Path, wrong: dict[str, Tens
     assert len(files(tmp_path)) == 1
 
 
-def test_a_shard_describes_itself_and_equal_shards_are_equal_files(tmp_path: Path) -> None:
+def test_cache_equal_shards_are_equal_files(tmp_path: Path) -> None:
     for folder in ("one", "other"):
         FeatureCache(tmp_path / folder, SPACE).write(rows("a", "b"))
     one, other = (shard(tmp_path / folder) for folder in ("one", "other"))
@@ -165,50 +166,45 @@ def test_a_shard_describes_itself_and_equal_shards_are_equal_files(tmp_path: Pat
     assert (index["namespace"], index["rows"]) == (asdict(SPACE), [["a", 0, 1], ["b", 1, 3]])
 
 
-def in_a_process_that_is_killed_before_renaming(root: Path) -> int:
-    """Put a row in a child whose every rename is its death; its exit status."""
+def fork(action: Callable[[], object]) -> int:
+    """Run `action` in a child process, which dies where it hangs, and return its id."""
     child = os.fork()
     if child == 0:
-        Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign,assignment]
-        FeatureCache(root, SPACE).write(rows("a", "b"))
+        signal.alarm(60)
+        action()
         os._exit(0)
-    return os.waitpid(child, 0)[1]
+    return child
 
 
-def test_a_killed_writer_leaves_nothing_that_is_read(tmp_path: Path) -> None:
-    assert in_a_process_that_is_killed_before_renaming(tmp_path) == signal.SIGKILL
-    assert len(files(tmp_path)) == 1  # what it had written is there, under a name that is not read
+def test_cache_killed_writer_leaves_nothing_to_read(tmp_path: Path) -> None:
     cache = FeatureCache(tmp_path, SPACE)
+
+    def write_and_die() -> None:
+        Path.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign,assignment]
+        cache.write(rows("a", "b"))
+
+    assert os.waitpid(fork(write_and_die), 0)[1] == signal.SIGKILL
+    assert len(files(tmp_path)) == 1  # under a name that is not read
+    cache.refresh()
     assert cache.find_missing(["a", "b"]) == ["a", "b"]
     cache.write(rows("a", "b"))
     assert FeatureCache(tmp_path, SPACE).find_missing(["a", "b"]) == []
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_full_disk_is_named_and_keeps_what_it_has(
+def test_cache_full_disk_is_an_error_and_loses_no_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(number, os.strerror(number))
-
     cache = FeatureCache(tmp_path, SPACE)
     cache.write(rows("a"))
-    with (
-        monkeypatch.context() as patch,
-        pytest.raises(AbstainError, match=f"{os.strerror(number)}.*abstain cache prune") as caught,
-    ):
-        patch.setattr(os, "fsync", full)
+    with monkeypatch.context() as patch, pytest.raises(AbstainError, match="abstain cache prune") as caught:
+        patch.setattr(os, "fsync", Mock(side_effect=OSError(number, os.strerror(number))))
         cache.write(rows("b"))
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
     assert files(tmp_path) == [shard(tmp_path)]
     assert read(cache, "ab") == expected(rows("a"), "a")
-
-
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    cache = FeatureCache(tmp_path / "file", SPACE)
-    with pytest.raises(AbstainError, match="cannot write the feature cache in .*file: .*ABSTAIN_FEATURES"):
-        cache.write(rows("a"))
+    with pytest.raises(AbstainError, match="cannot write the feature cache in .*ABSTAIN_FEATURES"):
+        FeatureCache(shard(tmp_path), SPACE).write(rows("a"))
 
 
 @pytest.mark.parametrize(
@@ -219,42 +215,32 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         ("nope://me:secret@host/x", r"nope://host/x: .*ABSTAIN_FEATURES"),
     ],
 )
-def test_a_url_that_nobody_speaks_is_said_at_once(url: str, says: str) -> None:
+def test_cache_unknown_protocol_is_refused_without_secrets(url: str, says: str) -> None:
     with pytest.raises(AbstainError, match=says) as caught:
         FeatureCache(url, SPACE)
     assert "\n" not in str(caught.value) and "secret" not in str(caught.value)
 
 
-def test_without_s3fs_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    def not_installed(*_: object, **__: object) -> None:
-        raise ImportError("Install s3fs to access S3")
-
-    monkeypatch.setattr(fsspec, "url_to_fs", not_installed)
+def test_cache_missing_s3fs_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fsspec, "url_to_fs", Mock(side_effect=ImportError("Install s3fs to access S3")))
     with pytest.raises(AbstainError, match=r's3://bucket: .*`pip install "abstain\[s3\]"`'):
         FeatureCache("s3://bucket", SPACE)
 
 
-# --- damage -----------------------------------------------------------------------------------------------------------
-
-
-def with_a_flipped_bit(whole: bytes) -> bytes:
+def flip_bit(whole: bytes) -> bytes:
     return whole[:-3] + bytes([whole[-3] ^ 1]) + whole[-2:]
 
 
-def with_index(index: Any) -> bytes:
-    """A file as safetensors writes it, of two vectors."""
-    return save({"states": torch.zeros(2, 4)}, {"index": index if isinstance(index, str) else json.dumps(index)})
-
-
+OUTSIDE = json.dumps({"namespace": asdict(SPACE), "rows": [["a", 0, 3]], "sha256": ""})
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "truncated": lambda whole: whole[:-1],
-    "flipped bit": with_a_flipped_bit,
+    "flipped bit": flip_bit,
     "other space": lambda _: encode_shard(replace(SPACE, engine="2"), rows("a", "b"))[1],
     "other rows": lambda _: encode_shard(SPACE, rows("x", "y"))[1],
     "no index": lambda _: save({"states": torch.zeros(2, 4)}, {"other": "thing"}),
-    "broken index": lambda _: with_index('{"rows": [["a", 0'),
-    "old format": lambda _: with_index([["a", 0, 2]]),
-    "outside": lambda _: with_index({"namespace": asdict(SPACE), "rows": [["a", 0, 3]], "sha256": ""}),
+    "broken index": lambda _: save({"states": torch.zeros(2, 4)}, {"index": '{"rows": [["a", 0'}),
+    "old format": lambda _: save({"states": torch.zeros(2, 4)}, {"index": '[["a", 0, 2]]'}),
+    "outside": lambda _: save({"states": torch.zeros(2, 4)}, {"index": OUTSIDE}),
     "empty": lambda _: b"",
     "no shard": lambda _: b"not a shard at all",
     "only a start": lambda whole: whole[:20],
@@ -266,7 +252,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 @pytest.mark.parametrize("opened", ["before", "after"])
-def test_rows_of_a_damaged_shard_are_missing_again_and_the_others_are_not(
+def test_cache_rows_of_a_damaged_shard_are_missing(
     tmp_path: Path, damage: Callable[[bytes], bytes], opened: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     everything = rows("a", "b", "c")
@@ -289,20 +275,20 @@ def test_rows_of_a_damaged_shard_are_missing_again_and_the_others_are_not(
         assert read(reader, "abc") == expected(everything, "abc")
 
 
-def test_of_a_row_that_is_stored_twice_the_good_copy_is_taken(root: str) -> None:
+def test_cache_row_stored_twice_is_read_from_the_good_copy(root: str) -> None:
     everything = rows("a", "b", "c")
     cache = FeatureCache(root, SPACE)
     cache.write(part(everything, "ab"))
     cache.write(part(everything, "bc"))
     fs, base = fsspec.url_to_fs(root)
     bad = f"{base}/{encode_shard(SPACE, part(everything, 'ab'))[0].name}"
-    fs.pipe_file(bad, with_a_flipped_bit(fs.cat_file(bad)))
+    fs.pipe_file(bad, flip_bit(fs.cat_file(bad)))
     assert read(cache, "abc") == expected(everything, "bc")
     assert cache.find_missing("abc") == ["a"]
     assert [Path(name).parent.name for name in fs.find(base)].count("quarantine") == 1
 
 
-def test_a_shard_that_another_process_pruned_is_no_damage(tmp_path: Path) -> None:
+def test_cache_pruned_shard_is_no_damage(tmp_path: Path) -> None:
     cache = FeatureCache(tmp_path, SPACE)
     cache.write(rows("a"))
     shard(tmp_path).unlink()
@@ -312,11 +298,12 @@ def test_a_shard_that_another_process_pruned_is_no_damage(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("gone", [FileNotFoundError, NotADirectoryError])
-def test_a_folder_that_vanishes_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: type) -> None:
+def test_file_store_vanished_folder_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: type) -> None:
     store = file_store.FileStore(tmp_path)
     for name in ("a/one", "b/two"):
         store.write(name, b"x")
     listed = LocalFileSystem.ls
+    broken: dict[str, Exception] = {str(tmp_path / "a"): gone()}
 
     def ls(self: LocalFileSystem, path: str, **options: Any) -> list:
         if path in broken:
@@ -324,15 +311,14 @@ def test_a_folder_that_vanishes_hides_no_other(tmp_path: Path, monkeypatch: pyte
         return listed(self, path, **options)
 
     monkeypatch.setattr(LocalFileSystem, "ls", ls)
-    broken = {str(tmp_path / "a"): gone()}
     assert [entry.name for entry in store.list()] == ["b/two"]
     for folder in (tmp_path, tmp_path / "a"):
-        broken = {str(folder): PermissionError(13, "Permission denied")}
+        broken |= {str(folder): PermissionError(13, "Permission denied")}
         with pytest.raises(AbstainError, match="cannot read the feature cache in .*Permission denied"):
             store.list()
 
 
-def test_a_file_that_is_a_link_is_listed(tmp_path: Path) -> None:
+def test_file_store_lists_links(tmp_path: Path) -> None:
     store = file_store.FileStore(tmp_path / "cache")
     store.write("a/own", b"x")
     (tmp_path / "elsewhere").write_bytes(b"four")
@@ -341,37 +327,29 @@ def test_a_file_that_is_a_link_is_listed(tmp_path: Path) -> None:
     assert [(entry.name, entry.size) for entry in store.list()] == [("a/link", 4), ("a/own", 1)]
 
 
-def test_what_a_network_garbles_once_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_reads_again_after_a_garbled_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = FeatureCache(tmp_path, SPACE)
     cache.write(rows("a"))
-    reads = [with_a_flipped_bit(shard(tmp_path).read_bytes()), shard(tmp_path).read_bytes()]
+    reads = [flip_bit(shard(tmp_path).read_bytes()), shard(tmp_path).read_bytes()]
     monkeypatch.setattr(file_store.FileStore, "read", lambda *_: reads.pop(0))
     assert read(cache, "a") == expected(rows("a"), "a")
     assert files(tmp_path) == [shard(tmp_path)]
 
 
-# --- many writers -----------------------------------------------------------------------------------------------------
-
-
-def test_writers_that_race_leave_whole_shards(tmp_path: Path) -> None:
+def test_cache_racing_writers_leave_whole_shards(tmp_path: Path) -> None:
     everything = rows(*"abcdefgh")
-    children = []
-    for n in range(4):
-        child = os.fork()
-        if child == 0:
-            cache = FeatureCache(tmp_path, SPACE)
-            for _ in range(20):
-                cache.write(part(everything, "abcdefgh"[n : n + 5]))
-            os._exit(0)
-        children.append(child)
+
+    def write(first: int) -> None:
+        for _ in range(20):
+            FeatureCache(tmp_path, SPACE).write(part(everything, "abcdefgh"[first : first + 5]))
+
+    children = [fork(partial(write, n)) for n in range(4)]
     assert [os.waitpid(child, 0)[1] for child in children] == [0] * 4
     assert read(FeatureCache(tmp_path, SPACE), "abcdefgh") == expected(everything, "abcdefgh")
     assert len(files(tmp_path)) == 4
 
 
-def test_a_host_without_an_atomic_put_gets_a_rename(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fsspec.implementations.memory import MemoryFileSystem
-
+def test_cache_without_atomic_put_renames(monkeypatch: pytest.MonkeyPatch) -> None:
     class Host(MemoryFileSystem):
         protocol = "testhost"
         store: dict = {}  # noqa: RUF012
@@ -396,13 +374,10 @@ def test_a_host_without_an_atomic_put_gets_a_rename(monkeypatch: pytest.MonkeyPa
     assert len(Host.store) == 1
 
 
-# --- spaces and keys --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "change", [{"model": "tiny@2"}, {"dtype": "bfloat16"}, {"operation": "Nothing()"}, {"engine": "2"}]
 )
-def test_every_field_of_a_space_parts_its_rows(tmp_path: Path, change: dict) -> None:
+def test_namespace_fields_separate_rows(tmp_path: Path, change: dict) -> None:
     FeatureCache(tmp_path, SPACE).write(rows("a"))
     other = replace(SPACE, **change)
     assert other.digest != SPACE.digest
@@ -413,7 +388,7 @@ def test_every_field_of_a_space_parts_its_rows(tmp_path: Path, change: dict) -> 
 PASS = load_layout("rag-chatml-v1").render("Why?", ["one", "two"], "Because.")
 
 
-def test_a_key_depends_on_text_and_segments_only() -> None:
+def test_prompt_key_depends_on_text_and_segments_only() -> None:
     layout = load_layout("rag-chatml-v1")
     assert prompt_key(PASS) == prompt_key(layout.render("Why?", ["one", "two"], "Because."))
     others = [
@@ -429,11 +404,11 @@ def test_a_key_depends_on_text_and_segments_only() -> None:
 
 
 @given(st.lists(st.text(max_size=4), min_size=2, max_size=2), st.lists(st.text(max_size=4), min_size=2, max_size=2))
-def test_text_cannot_move_between_segments_unseen(one: list[str], other: list[str]) -> None:
+def test_prompt_key_differs_for_text_in_other_segments(one: list[str], other: list[str]) -> None:
     keys = [prompt_key((Segment("question", q), Segment("answer", a))) for q, a in (one, other)]
     assert (keys[0] == keys[1]) == (one == other)
 
 
-def test_keys_are_the_same_on_every_machine() -> None:
+def test_prompt_key_and_digest_are_fixed() -> None:
     assert prompt_key((Segment("a", "b"),)) == "3f151d8492eefa14e7e9df087af91d1f796f6a902b061652bce0d643cd1fceb9"
     assert SPACE.digest == "8423d1410f1a5317"

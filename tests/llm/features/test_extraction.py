@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -17,7 +18,6 @@ from abstain.core.contracts import Context, Interaction
 from abstain.core.errors import AbstainError
 from abstain.data.store.state_table import StateTable
 from abstain.llm.engine.engine import Engine
-from abstain.llm.engine.generation import GeneratedText
 from abstain.llm.engine.prompts import Segment, load_layout
 from abstain.llm.engine.requests import NLL, Generate, HiddenStates, Operation, Request
 from abstain.llm.features import feature_store, shard_job
@@ -38,37 +38,35 @@ def source(tiny_params: LLMParams, settings: Settings) -> FeatureSource:
 
 @pytest.fixture
 def engine(source: FeatureSource) -> Engine:
-    """The engine that this process runs for `source`: its `work` says what was really computed."""
+    """The engine that runs for `source`; its stats count what was computed."""
     shard_job._load_engine.cache_clear()
     return source.load_engine()
 
 
 def states_of(source: FeatureSource, rows: list[Interaction]) -> list[Tensor]:
-    """What the features stage would write: filled, then read, in order."""
     source.compute_missing(rows)
     found = dict(source.read(rows))
     return [found[at] for at in range(len(rows))]
 
 
-def same(one: list[Tensor], other: list[Tensor]) -> bool:
+def is_equal(one: list[Tensor], other: list[Tensor]) -> bool:
     return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def asked(source: FeatureSource, rows: Sequence[Interaction], *asks: Operation) -> list[Request]:
-    """Each of `asks` about each of `rows`."""
+def make_requests(source: FeatureSource, rows: Sequence[Interaction], *operations: Operation) -> list[Request]:
     prepared = [p.request for p in map(source.prepare, rows) if isinstance(p, PreparedRequest)]
-    return [replace(request, operation=ask) for request in prepared for ask in asks]
+    return [replace(request, operation=operation) for request in prepared for operation in operations]
 
 
-def about(number: int, times: int = 1) -> tuple[Context, ...]:
-    """A context that has nothing in common with those about other numbers."""
+def digest_context(number: int, times: int = 1) -> tuple[Context, ...]:
+    """A context that shares no beginning with those of other numbers."""
     return context(hashlib.sha256(str(number).encode()).hexdigest() * times)
 
 
 ROWS = [numbered(n) for n in range(9)]
 
 
-def test_rows_come_in_order_each_as_the_engine_gives_it(source: FeatureSource, engine: Engine) -> None:
+def test_feature_source_rows_equal_the_engine_in_order(source: FeatureSource, engine: Engine) -> None:
     layout = load_layout("rag-plain-v1")
     for row, got in zip(ROWS, states_of(source, ROWS), strict=True):
         pass_ = layout.render(row.question, [context.text for context in row.contexts], row.answer)
@@ -77,8 +75,7 @@ def test_rows_come_in_order_each_as_the_engine_gives_it(source: FeatureSource, e
         torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
 
 
-def test_without_eos_the_states_are_those_of_the_answer_alone(source: FeatureSource) -> None:
-    """Their rows in the cache are others."""
+def test_feature_source_without_eos_reads_the_answer_only(source: FeatureSource) -> None:
     both = states_of(source, ROWS[:3])
     alone = replace(source, params=source.params.model_copy(update={"includes_eos": False}))
     assert alone.count_missing(ROWS[:3]) == 3
@@ -86,63 +83,44 @@ def test_without_eos_the_states_are_those_of_the_answer_alone(source: FeatureSou
         torch.testing.assert_close(row, with_eos[:-1], atol=1e-4, rtol=0)
 
 
-def test_only_what_is_missing_is_computed(source: FeatureSource, engine: Engine) -> None:
+def test_compute_missing_skips_cached_rows(source: FeatureSource, engine: Engine) -> None:
     first = states_of(source, ROWS[4:1:-1])
     assert (source.count_missing(ROWS), engine.stats.prompts) == (6, 3)
     everything = states_of(source, ROWS)
     assert engine.stats.prompts == 9
-    assert same(everything[2:5], first[::-1])
-    assert source.count_missing(ROWS) == 0
+    assert is_equal(everything[2:5], first[::-1])
+    assert source.count_missing(ROWS) == source.compute_missing(ROWS).forward_tokens == 0
 
 
-def test_tokens_of_missing_rows_are_those_that_a_run_reads(source: FeatureSource, engine: Engine) -> None:
-    rows = [numbered(n, contexts=about(n // 2)) for n in range(8)]
+def test_count_missing_tokens_equals_the_tokens_of_a_run(source: FeatureSource, engine: Engine) -> None:
+    rows = [numbered(n, contexts=digest_context(n // 2)) for n in range(8)]
     source.compute_missing(rows[:2])
     expected = source.store.count_missing_tokens(source.build_requests(rows))
     assert expected == pytest.approx(source.compute_missing(rows).forward_tokens, rel=0.05)
     assert source.store.count_missing_tokens(source.build_requests(rows)) == 0
 
 
-def test_tokens_of_many_shards_are_estimated_from_some(source: FeatureSource, monkeypatch: pytest.MonkeyPatch) -> None:
-    requests = source.build_requests([numbered(n, contexts=about(n)) for n in range(40)])
+def test_count_missing_tokens_samples_many_shards(source: FeatureSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = source.build_requests([numbered(n, contexts=digest_context(n)) for n in range(40)])
     monkeypatch.setattr(feature_store, "SHARD_ROWS", 2)
     whole = source.store.count_missing_tokens(requests)
     monkeypatch.setattr(feature_store, "COUNTED_SHARDS", 4)
-    counted: list[int] = []
-    count = feature_store._count_tokens
-    monkeypatch.setattr(
-        feature_store, "_count_tokens", lambda shard, tokenizer: counted.append(1) or count(shard, tokenizer)
-    )
+    count = Mock(side_effect=feature_store._count_tokens)
+    monkeypatch.setattr(feature_store, "_count_tokens", count)
     assert source.store.count_missing_tokens(requests) == pytest.approx(whole, rel=0.1)
-    assert len(counted) <= 5
+    assert count.call_count <= 5
 
 
-def test_a_retrain_after_a_hundredth_more_costs_a_hundredth(source: FeatureSource) -> None:
-    """What a run costs in forward tokens is its own to say: 1 % new answers, at most 2 % of a cold run's tokens."""
-    known = [numbered(n, contexts=about(n)) for n in range(100)]
-    cold = source.compute_missing(known)
-    warm = source.compute_missing([*known, numbered(500, contexts=about(500))])
-    assert (cold.rows, warm.rows) == (100, 1)
-    assert 0 < warm.forward_tokens <= 0.02 * cold.forward_tokens
-    assert source.compute_missing(known).forward_tokens == 0
-
-
-def test_the_model_is_not_even_loaded_where_nothing_is_missing(
-    source: FeatureSource, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compute_missing_without_work_loads_no_model(source: FeatureSource, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = states_of(source, ROWS)
-
-    def refuse(*_: object) -> None:
-        raise AssertionError("the base model was loaded")
-
-    monkeypatch.setattr(shard_job, "load_job_engine", refuse)
-    assert same(states_of(source, ROWS), expected)
+    monkeypatch.setattr(shard_job, "load_job_engine", Mock(side_effect=AssertionError("was loaded")))
+    assert is_equal(states_of(source, ROWS), expected)
     assert states_of(source, []) == []
     with pytest.raises(AssertionError, match="was loaded"):
         source.compute_missing([*ROWS, numbered(99)])
 
 
-def test_what_is_computed_once_is_a_text_and_not_an_id(source: FeatureSource, engine: Engine) -> None:
+def test_compute_missing_key_is_the_text_not_the_id(source: FeatureSource, engine: Engine) -> None:
     one, two = states_of(source, [ROWS[3], numbered(3, interaction_id="another id")])
     assert torch.equal(one, two)
     assert engine.stats.prompts == 1
@@ -155,18 +133,18 @@ def test_what_is_computed_once_is_a_text_and_not_an_id(source: FeatureSource, en
     ("params", "settings_"),
     [({"layer": 3}, {}), ({"site": "mlp"}, {}), ({"layout": "rag-chatml-v1"}, {}), ({}, {"dtype": "bfloat16"})],
 )
-def test_other_parameters_are_other_rows(
+def test_feature_source_other_parameters_are_other_rows(
     source: FeatureSource, params: dict[str, Any], settings_: dict[str, Any]
 ) -> None:
     before = states_of(source, ROWS[:2])
     other = FeatureSource(source.params.model_copy(update=params), source.settings.model_copy(update=settings_))
     assert other.count_missing(ROWS[:2]) == 2
     after = states_of(other, ROWS[:2])
-    assert not same(after, before)
+    assert not is_equal(after, before)
     assert (after[0].dtype == torch.bfloat16) == ("dtype" in settings_)
 
 
-def test_other_weights_of_one_name_are_other_rows(source: FeatureSource, tmp_path: Path) -> None:
+def test_feature_source_other_weights_are_other_rows(source: FeatureSource, tmp_path: Path) -> None:
     states_of(source, ROWS[:2])
     weights = save_tiny_model(tmp_path / "again" / "tiny-bank", seed=1)
     retrained = FeatureSource(source.params.model_copy(update={"model": str(weights)}), source.settings)
@@ -174,7 +152,7 @@ def test_other_weights_of_one_name_are_other_rows(source: FeatureSource, tmp_pat
     assert retrained.get_namespace().model.startswith("tiny-bank@")
 
 
-def test_a_run_that_dies_keeps_its_whole_shards(
+def test_compute_missing_killed_run_keeps_whole_shards(
     source: FeatureSource, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feature_store, "SHARD_ROWS", 4)
@@ -194,33 +172,32 @@ def test_a_run_that_dies_keeps_its_whole_shards(
     assert engine.stats.prompts == 9
 
 
-def test_a_damaged_shard_is_set_aside_and_computed_again(
+def test_compute_missing_damaged_shard_is_computed_again(
     source: FeatureSource, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feature_store, "SHARD_ROWS", 4)
     expected = states_of(source, ROWS)
     shard = sorted(Path(source.settings.features).rglob("*.safetensors"))[0]
     content = bytearray(shard.read_bytes())
-    content[-1] ^= 1  # one bit of the payload: only the checksum can tell
+    content[-1] ^= 1
     shard.write_bytes(content)
     before = engine.stats.prompts
-    assert same(states_of(source, ROWS), expected)
+    assert is_equal(states_of(source, ROWS), expected)
     assert engine.stats.prompts - before in (1, 4)  # the rows of that shard
-    assert [file.name.endswith(shard.name) for file in (Path(source.settings.features) / "quarantine").iterdir()] == [
-        True
-    ]
+    (quarantined,) = (Path(source.settings.features) / "quarantine").iterdir()
+    assert quarantined.name.endswith(shard.name)
 
 
-def test_a_disk_that_damages_everything_is_named(source: FeatureSource, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_rows_damaged_twice_names_the_disk(source: FeatureSource, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("abstain.llm.features.cache.FeatureCache.read", lambda self, keys: iter(()))
-    with pytest.raises(AbstainError, match="2 rows of .* were damaged again .* set ABSTAIN_FEATURES to another"):
+    with pytest.raises(AbstainError, match="2 rows of .* damaged again .* ABSTAIN_FEATURES"):
         list(source.read(ROWS[:2]))
 
 
 LONG = numbered(1, answer="x" * 600)
 
 
-def test_an_answer_that_does_not_fit_is_refused_with_its_reason(source: FeatureSource, tmp_path: Path) -> None:
+def test_prepare_too_long_answer_is_unreadable(source: FeatureSource, tmp_path: Path) -> None:
     refused = source.prepare(LONG)
     assert isinstance(refused, UnreadableInteraction)
     assert re.fullmatch(r"\d{3} tokens are more than the 512 that tiny-bank reads", refused.reason)
@@ -231,7 +208,7 @@ def test_an_answer_that_does_not_fit_is_refused_with_its_reason(source: FeatureS
     assert table.lengths.tolist() == [len(ROWS[0].answer.encode()) + 1, 0]
 
 
-def test_the_lowest_ranked_chunks_go_where_params_say_so(source: FeatureSource) -> None:
+def test_prepare_too_long_drops_the_last_chunks_if_enabled(source: FeatureSource) -> None:
     dropping = FeatureSource(source.params.model_copy(update={"too_long": "drop_chunks"}), source.settings)
     row, kept = (interaction("yes", [f"{n}" * 150 for n in range(chunks)]) for chunks in (5, 2))
     prepared = dropping.prepare(row)
@@ -241,19 +218,17 @@ def test_the_lowest_ranked_chunks_go_where_params_say_so(source: FeatureSource) 
     assert isinstance(dropping.prepare(LONG), UnreadableInteraction)  # without any chunk it is too long still
 
 
-def test_the_table_is_the_same_file_whatever_was_computed_when(source: FeatureSource, tmp_path: Path) -> None:
+def test_save_writes_the_same_table_every_time(source: FeatureSource, tmp_path: Path) -> None:
     source.compute_missing(ROWS)
     source.save(ROWS, tmp_path / "one.npy")
     source.save(ROWS, tmp_path / "other.npy")
     assert (tmp_path / "one.npy").read_bytes() == (tmp_path / "other.npy").read_bytes()
     table = StateTable(tmp_path / "one.npy")
-    assert same(list(table), [row.float() for row in states_of(source, ROWS)])
+    assert is_equal(list(table), [row.float() for row in states_of(source, ROWS)])
     assert table.model == source.get_namespace().model
 
 
-def test_what_depends_on_a_chunk_alone_is_computed_once_for_all_its_contexts(
-    source: FeatureSource, engine: Engine
-) -> None:
+def test_chunk_nll_is_computed_once_per_chunk(source: FeatureSource, engine: Engine) -> None:
     texts = [f"Chunk {n} says something." for n in range(4)]
     first = dict(source.store.read(make_chunk_nll_requests([texts[0], texts[1], texts[0]])))
     assert engine.stats.prompts == 2
@@ -264,8 +239,8 @@ def test_what_depends_on_a_chunk_alone_is_computed_once_for_all_its_contexts(
     torch.testing.assert_close(again[3], expected, equal_nan=True, atol=1e-4, rtol=0)
 
 
-def test_several_asks_of_the_same_passes_share_a_shard_and_its_tokens(source: FeatureSource) -> None:
-    requests = asked(source, ROWS, HiddenStates(1), HiddenStates(3), NLL(("answer",)))
+def test_compute_missing_operations_share_the_tokens_of_a_pass(source: FeatureSource) -> None:
+    requests = make_requests(source, ROWS, HiddenStates(1), HiddenStates(3), NLL(("answer",)))
     cost = source.store.compute_missing(requests)
     assert cost.rows == 3 * len(ROWS)
     assert 0 < cost.forward_tokens <= cost.pass_tokens / 3
@@ -275,32 +250,31 @@ def test_several_asks_of_the_same_passes_share_a_shard_and_its_tokens(source: Fe
     assert found[0].dtype == torch.float32 and found[2].shape[1] == 2
 
 
-def test_an_answer_that_was_generated_is_kept_as_its_tokens_and_choices(source: FeatureSource, engine: Engine) -> None:
-    requests = asked(source, ROWS[:3], Generate(4, tracked_tokens=("a", "b")))
-    found = dict(source.store.read(requests))
-    ((_, (answer,)),) = engine.run({"x": requests[2]})
-    assert isinstance(answer, GeneratedText)
-    torch.testing.assert_close(found[2], answer.to_cache_row(engine.loaded.tokenizer.eos_token_id))
-    assert source.store.count_missing(requests) == 0
-
-
-def test_however_much_is_asked_about_a_pass_it_is_in_one_shard(source: FeatureSource) -> None:
-    requests = asked(source, [numbered(n) for n in range(100)], *(HiddenStates(layer) for layer in (1, 2, 3)))
+def test_iter_shards_keeps_a_pass_in_one_shard(source: FeatureSource) -> None:
+    requests = make_requests(source, [numbered(n) for n in range(100)], *(HiddenStates(layer) for layer in (1, 2, 3)))
     works = list(source.store.iter_shards(requests))
     assert sum(len(work.requests) for work in works) == 300
     passes = [{request.prompt for request in work.requests} for work in works]
     assert all(len(of) <= 128 for of in passes) and sum(map(len, passes)) == len(set().union(*passes)) == 100
 
 
-def test_a_shard_is_not_cut_between_answers_about_the_same_chunk(source: FeatureSource) -> None:
-    works = list(source.iter_shards([numbered(n, contexts=about(n % 20, 5)) for n in range(100)]))
+def test_iter_shards_keeps_answers_of_a_chunk_together(source: FeatureSource) -> None:
+    works = list(source.iter_shards([numbered(n, contexts=digest_context(n % 20, 5)) for n in range(100)]))
     assert sum(len(work.requests) for work in works) == 100 and all(len(work.requests) <= 128 for work in works)
     chunks = [{request.prompt[1].text for request in work.requests} for work in works]
     assert len(chunks) == 2 and not chunks[0] & chunks[1]
 
 
+def test_generated_answer_is_cached_as_tokens_and_choices(source: FeatureSource, engine: Engine) -> None:
+    requests = make_requests(source, ROWS[:3], Generate(4, tracked_tokens=("a", "b")))
+    rows = dict(source.store.read(requests))
+    ((_, (answer,)),) = engine.run({"x": requests[2]})
+    torch.testing.assert_close(rows[2], answer.to_cache_row(engine.loaded.tokenizer.eos_token_id))
+    assert source.store.count_missing(requests) == 0
+
+
 @pytest.mark.parametrize("layer", [0, 99])
-def test_a_layer_that_is_not_there_is_refused_before_anything_is_computed(source: FeatureSource, layer: int) -> None:
+def test_build_requests_unknown_layer_is_refused(source: FeatureSource, layer: int) -> None:
     wrong = replace(source, params=source.params.model_copy(update={"layer": layer}))
     with pytest.raises(AbstainError, match=f"^layer {layer} requested, but tiny-bank has layers 1 to"):
         wrong.build_requests(ROWS[:1])

@@ -12,12 +12,12 @@ ONE = interaction(contexts=("first", "second", "third"))
 
 
 @pytest.mark.parametrize(("chunks", "expected"), [(None, 3), (2, 2), (0, 0), (9, 3)])
-def test_only_the_best_chunks_are_in_the_prompt(chunks: int | None, expected: int) -> None:
+def test_select_contexts_takes_the_first_chunks(chunks: int | None, expected: int) -> None:
     texts = FeatureRequest(HiddenStates(1), chunks=chunks).select_contexts(ONE)
     assert texts == ["first", "second", "third"][:expected]
 
 
-def test_what_is_asked_after_an_answer_goes_on_from_its_own_pass() -> None:
+def test_render_asked_after_continues_the_answer_pass() -> None:
     answered = FeatureRequest(HiddenStates(1)).render("rag-chatml-v1", "Why?", ["text"], "Because.")
     asked = FeatureRequest(NextTokenProbs(("Yes", "No")), "asked_after").render(
         "rag-chatml-v1", "Why?", ["text"], "Because."
@@ -27,7 +27,7 @@ def test_what_is_asked_after_an_answer_goes_on_from_its_own_pass() -> None:
     assert question.literal and "Is the provided Response correct? Answer only Yes or No." in question.text
 
 
-def test_the_yes_score_is_asked_word_for_word_as_its_author_does() -> None:
+def test_render_yes_score_is_the_published_prompt() -> None:
     pass_ = FeatureRequest(Generate(5), "yes_score").render("rag-chatml-v1", "Q?", ["C"], "R")
     assert "".join(segment.text for segment in pass_) == (
         "Context: C\n\nQuestion: Q?\n\nResponse: R\n\nBased on the given Context and Question, answer this question:\n\n"
@@ -36,7 +36,7 @@ def test_the_yes_score_is_asked_word_for_word_as_its_author_does() -> None:
     assert [segment.text for segment in pass_ if not segment.literal] == [" C", " Q?", " R"]
 
 
-def test_both_questions_of_their_own_prompt_share_its_beginning() -> None:
+def test_render_yes_score_and_probability_share_a_prefix() -> None:
     yes, probability = (
         FeatureRequest(Generate(5), kind).render("rag-plain-v1", "Q?", ["C"], "R")
         for kind in ("yes_score", "probability")
@@ -44,7 +44,7 @@ def test_both_questions_of_their_own_prompt_share_its_beginning() -> None:
     assert yes[:-1] == probability[:-1] and "(0.0 to 1.0)" in probability[-1].text
 
 
-def test_parts_are_asked_for_together_in_their_order() -> None:
+def test_concat_requests_keeps_order() -> None:
     requests = [Request((Segment("answer", str(at)),), HiddenStates(1), str(at)) for at in range(5)]
     together = ConcatRequests([requests[:2], [], requests[2:]])
     assert [together[at] for at in range(len(together))] == requests

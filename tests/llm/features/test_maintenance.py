@@ -14,14 +14,13 @@ from abstain.llm.features import file_store
 from abstain.llm.features.cache import CacheNamespace, FeatureCache
 from abstain.llm.features.maintenance import PruneResult, VerifyResult, collect_namespace_stats, prune, verify
 from abstain.llm.features.shard import encode_shard
-from tests.llm.features.test_cache import DAMAGE, SPACE, files, part, rows, with_a_flipped_bit
+from tests.llm.features.test_cache import DAMAGE, SPACE, files, flip_bit, part, rows
 
 OTHER = replace(SPACE, operation="Other()")
 DAY = timedelta(days=1)
 
 
 def written(root: Path, space: CacheNamespace, of: Mapping[str, Tensor], days_ago: float = 0) -> Path:
-    """A shard in the cache, as if written then."""
     FeatureCache(root, space).write(of)
     file = root / encode_shard(space, of)[0].name
     age(file, days_ago)
@@ -32,14 +31,14 @@ def age(file: Path, days: float) -> None:
     os.utime(file, (at := time.time() - days * 86400, at))
 
 
-def test_nothing_is_there(tmp_path: Path) -> None:
+def test_maintenance_of_an_empty_cache(tmp_path: Path) -> None:
     assert collect_namespace_stats(tmp_path / "none") == []
     assert verify(tmp_path / "none") == VerifyResult(0, ())
     assert prune(tmp_path / "none", {}, DAY) == PruneResult((), 0)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_stats_tell_spaces_apart_and_read_no_payload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_namespace_stats_are_separate_and_read_headers_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     everything = rows("a", "b", "c")
     one = written(tmp_path, SPACE, part(everything, "ab"), days_ago=3)
     two = written(tmp_path, SPACE, part(everything, "bc"), days_ago=2)
@@ -68,14 +67,14 @@ def test_verify_finds_every_kind_of_damage(tmp_path: Path, damage) -> None:
     assert verify(tmp_path) == VerifyResult(1, ())
 
 
-def test_prune_takes_what_is_old_and_not_needed(tmp_path: Path) -> None:
+def test_prune_deletes_old_unneeded_files(tmp_path: Path) -> None:
     everything = rows(*"abcdef")
     needed = written(tmp_path, SPACE, part(everything, "ab"), days_ago=40)
     old = written(tmp_path, SPACE, part(everything, "cd"), days_ago=40)
     young = written(tmp_path, SPACE, part(everything, "ef"), days_ago=20)
     other = written(tmp_path, OTHER, part(everything, "ab"), days_ago=40)
     broken = written(tmp_path, OTHER, part(everything, "ef"), days_ago=40)
-    broken.write_bytes(with_a_flipped_bit(broken.read_bytes())[:9])
+    broken.write_bytes(flip_bit(broken.read_bytes())[:9])
     age(broken, 40)
     left = [
         tmp_path / "jobs" / f"{'5e' * 16}.job",
@@ -105,7 +104,7 @@ def test_prune_takes_what_is_old_and_not_needed(tmp_path: Path) -> None:
     assert FeatureCache(tmp_path, SPACE).find_missing("abcdef") == ["c", "d"]
 
 
-def test_prune_takes_no_job_that_may_be_at_work(tmp_path: Path) -> None:
+def test_prune_keeps_jobs_that_may_be_running(tmp_path: Path) -> None:
     live, killed = (tmp_path / "jobs" / f"{digest * 16}.job" for digest in ("5e", "7a"))
     live.parent.mkdir()
     for file, days in ((live, 6.9), (killed, 7.1)):

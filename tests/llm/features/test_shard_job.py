@@ -40,26 +40,20 @@ def source(tiny_params: LLMParams, settings: Settings) -> FeatureSource:
 
 @settings_of(max_examples=50)
 @given(WORKS, WORKS)
-def test_work_survives_json_and_its_name_is_that_of_its_content(one: ShardJob, other: ShardJob) -> None:
+def test_shard_job_survives_json_with_its_name(one: ShardJob, other: ShardJob) -> None:
     again = ShardJob.from_json(one.to_json())
     assert again == one and again.name == one.name
     assert (one.name == other.name) == (one == other)
 
 
-def test_a_name_is_the_same_on_every_machine() -> None:
+def test_shard_job_name_is_fixed() -> None:
     work = ShardJob("m", "m@1", "float32", 100, (Request((Segment("answer", "é"),), HiddenStates(2, "residual"), "i"),))
     assert work.name == "d5dd5d0530d717f3f27cc273e57c74d1"
-    assert {
-        "HiddenStates",
-        "NLL",
-        "NextTokenProbs",
-        "Generate",
-        "ConstrainedGenerate",
-        "Perturb",
-    } == OPERATION_TYPES.keys()
+    names = {"HiddenStates", "NLL", "NextTokenProbs", "Generate", "ConstrainedGenerate", "Perturb"}
+    assert names == OPERATION_TYPES.keys()
 
 
-def test_the_local_runner_computes_one_shard_after_the_other(source: FeatureSource) -> None:
+def test_local_runner_computes_shards_in_order(source: FeatureSource) -> None:
     rows = [numbered(n) for n in range(70)]
     shards = list(source.iter_shards(rows))
     assert [len(work.requests) for work in shards] == [64, 6]
@@ -73,8 +67,7 @@ def test_the_local_runner_computes_one_shard_after_the_other(source: FeatureSour
     assert source.compute_missing(rows) == JobStats(0, 0, 0)
 
 
-def test_the_same_work_is_the_same_bytes(source: FeatureSource) -> None:
-    """A perturbation too."""
+def test_compute_shard_again_writes_the_same_bytes(source: FeatureSource) -> None:
     (work,) = source.iter_shards([numbered(n) for n in range(5)])
     context = tuple(Segment("chunk", f"The fee is {n} euros.") for n in range(3))
     work = replace(work, requests=(*work.requests, Request(context, Perturb("entropy", "iterative", 4), "p")))
@@ -85,7 +78,7 @@ def test_the_same_work_is_the_same_bytes(source: FeatureSource) -> None:
     assert {file: file.read_bytes() for file in features.rglob("*.safetensors")} == first and len(first) == 2
 
 
-def test_another_revision_than_this_machine_has_is_refused(source: FeatureSource) -> None:
+def test_compute_shard_other_revision_is_refused(source: FeatureSource) -> None:
     (work,) = source.iter_shards([numbered(1)])
     other = replace(work, revision="tiny-bank@0")
     with pytest.raises(AbstainError, match=r"wants tiny-bank@0, but this machine has tiny-bank@"):

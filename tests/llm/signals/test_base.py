@@ -27,7 +27,7 @@ def difference() -> Signal:
     return Signal("difference", (ONE, TWO), lambda row, found: float(found[0].sum() - found[1].sum()) / len(row.answer))
 
 
-def test_a_signal_is_given_each_row_and_its_results_in_order() -> None:
+def test_signal_score_reads_rows_and_results_in_order() -> None:
     results = {
         TWO: [torch.full((1, 1), float(n)) for n in range(3)],
         ONE: [torch.full((2, 1), float(n)) for n in (5, 6, 7)],
@@ -37,7 +37,7 @@ def test_a_signal_is_given_each_row_and_its_results_in_order() -> None:
     np.testing.assert_allclose(found, [10 / 7, 11 / 7, 12 / 4])
 
 
-def test_a_row_that_the_base_model_could_not_read_is_nan() -> None:
+def test_signal_score_unread_row_is_nan() -> None:
     some: list[torch.Tensor | None] = [torch.ones(1, 1), None, torch.ones(1, 1)]
     answers = FeatureBatch(ROWS, {ONE: some, TWO: [torch.ones(1, 1)] * 2 + [None]})
     signal = difference()
@@ -51,7 +51,7 @@ def scorers() -> list[Scorer]:
     return [*LIKELIHOOD_SIGNALS, *make_yes_no_signals(tokenizer), make_verbalized_signal(tokenizer), LengthOnly()]
 
 
-def test_what_several_scorers_need_is_asked_once() -> None:
+def test_collect_feature_requests_has_no_repetition() -> None:
     everyone = scorers()
     asked = collect_feature_requests(everyone)
     assert len({scorer.name for scorer in everyone}) == len(everyone)
@@ -60,8 +60,7 @@ def test_what_several_scorers_need_is_asked_once() -> None:
 
 
 @pytest.mark.heavy
-def test_readings_cost_less_together_than_apart_and_say_the_same(tiny_params: LLMParams, tmp_path: Path) -> None:
-    """Four answers about two chunks: what the passes of all readings share is run once."""
+def test_compute_missing_of_several_requests_shares_tokens(tiny_params: LLMParams, tmp_path: Path) -> None:
     rows = [
         interaction(f"It is {n} euros.", [text], f"What is said of the {topic}?", f"{topic}-{n}")
         for n in range(2)

