@@ -9,28 +9,28 @@ pytest.importorskip("wordfreq", reason="the extra `familiarity` is not installed
 CONCEPTS, SCORES = ["water", "Glissando Maximus", "photosynthesis"], [0.9, 0.1, 0.4]
 
 
-def test_each_weight_is_half_of_that_of_the_next_rarer_concept() -> None:
+def test_aggregate_weights_halve_from_the_rarest() -> None:
     """Eq. 7 with r = 2: the rarest first."""
     expected = (0.1 + 0.4 / 2 + 0.9 / 4) / (1 + 1 / 2 + 1 / 4)
     assert aggregate(CONCEPTS, SCORES, "weighted") == pytest.approx(expected)
 
 
-def test_without_ranking_the_order_of_the_instruction_decides() -> None:
+def test_aggregate_without_ranking_uses_the_given_order() -> None:
     expected = (0.9 + 0.1 / 2 + 0.4 / 4) / (1 + 1 / 2 + 1 / 4)
     assert aggregate(CONCEPTS, SCORES, "weighted", ranking=False) == pytest.approx(expected)
 
 
-def test_variants_take_one_concept() -> None:
+def test_aggregate_minimum_and_rarest() -> None:
     assert aggregate(CONCEPTS, [0.9, 0.3, 0.2], "minimum") == 0.2
     assert aggregate(CONCEPTS, [0.9, 0.3, 0.2], "rarest") == 0.3
 
 
-def test_concepts_beyond_the_range_of_floating_point_are_still_ranked() -> None:
+def test_aggregate_ranks_very_rare_concepts() -> None:
     """f of eq. 6 is 0 for both: e to the power of -1000 and of -2000."""
     assert aggregate(["Nash", "Xyzzy Plugh"], [0.0, 1.0], "rarest") == 1.0
 
 
-def test_about_one_in_twenty_basic_concepts_is_below_the_threshold() -> None:
+def test_compute_threshold_is_a_low_quantile() -> None:
     assert compute_threshold([0.5] * 9) == 0.5
     scores = [at / 1000 for at in range(1000)]
     assert compute_threshold(scores) == pytest.approx(0.05, abs=0.02)

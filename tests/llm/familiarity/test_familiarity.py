@@ -1,10 +1,9 @@
-"""Concept guessing and the score of an instruction, by a tiny model with random weights whose tokens are bytes."""
-
 from __future__ import annotations
 
 from dataclasses import replace
 from math import exp
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -31,9 +30,8 @@ METHOD = FamiliarityConfig(explanation_tokens=L_F, beams=T_B, guess_tokens=L_B)
 
 @pytest.fixture
 def guesser(tiny_folder: Path, settings: Settings) -> ConceptGuesser:
-    return ConceptGuesser(
-        FeatureStore(str(tiny_folder), settings), "chatml", Generate(L_F), ConstrainedGenerate(T_B, L_B)
-    )
+    store = FeatureStore(str(tiny_folder), settings)
+    return ConceptGuesser(store, "chatml", Generate(L_F), ConstrainedGenerate(T_B, L_B))
 
 
 @pytest.fixture
@@ -41,21 +39,17 @@ def scorer(tiny_folder: Path, settings: Settings) -> SelfFamiliarity:
     return SelfFamiliarity(str(tiny_folder), "qa-chatml-v1", settings, METHOD)
 
 
-def explained(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def set_explanation(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(ConceptGuesser, "_generate_texts", lambda self, requests, progress: [text] * len(requests))
 
 
-def test_the_score_is_the_mean_probability_of_the_tokens_of_a_guess_that_has_the_concept(
-    guesser: ConceptGuesser, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    explained(monkeypatch, "A Tuplet, in music.")
+def test_guess_score_is_the_mean_token_probability(guesser: ConceptGuesser, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_explanation(monkeypatch, "A Tuplet, in music.")
     one = guesser.guess(["Tuplet"])["Tuplet"]
     assert one.explanation == "A ..., in music."
     assert "tuplet" in one.guess.lower()
-    (row,) = [
-        row
-        for _, row in guesser.store.read([guesser._make_request("guess", one.explanation, guesser.search, "Tuplet")])
-    ]
+    request = guesser._make_request("guess", one.explanation, guesser.search, "Tuplet")
+    ((_, row),) = guesser.store.read([request])
     loaded = tiny_model()
     prompt = load_layout("concept-guess-chatml-v1", "questions").render(one.explanation, (), None)
     ids, tokens = encode_prompt(loaded.tokenizer, prompt).ids, row[:, 0].int().tolist()
@@ -64,9 +58,7 @@ def test_the_score_is_the_mean_probability_of_the_tokens_of_a_guess_that_has_the
     assert one.score == pytest.approx(exp(float(mean)), abs=1e-4)
 
 
-def test_a_concept_costs_at_most_its_prompts_its_explanation_and_a_token_a_beam_and_step(
-    guesser: ConceptGuesser, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_guess_cost_is_prompts_and_generated_tokens(guesser: ConceptGuesser, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guessing, "has_content_word", bool)  # random bytes hold few words
     concepts = ["Tuplet", "Nash", "Glissando"]
     guesser.guess(concepts)
@@ -74,15 +66,9 @@ def test_a_concept_costs_at_most_its_prompts_its_explanation_and_a_token_a_beam_
     assert 0 < guesser.cost.forward_tokens <= guesser.cost.pass_tokens + len(concepts) * (L_F + T_B * L_B)
 
 
-def test_a_concept_is_guessed_once_ever_and_then_without_the_model(
-    guesser: ConceptGuesser, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_guess_cached_concept_loads_no_model(guesser: ConceptGuesser, monkeypatch: pytest.MonkeyPatch) -> None:
     first = guesser.guess(["Tuplet", "Nash", "Tuplet"])
-
-    def refuse(*_: object) -> None:
-        raise AssertionError("the weights are loaded")
-
-    monkeypatch.setattr(shard_job, "load_job_engine", refuse)
+    monkeypatch.setattr(shard_job, "load_job_engine", Mock(side_effect=AssertionError("the weights are loaded")))
     again = replace(guesser, cost=replace(guesser.cost, rows=0))
     assert again.guess(["Nash", "Tuplet"]) == first
     assert again.cost.rows == 0
@@ -91,72 +77,62 @@ def test_a_concept_is_guessed_once_ever_and_then_without_the_model(
 
 
 @pytest.mark.parametrize("text", ["", "Tuplet, tuplets!", "It is the Tuplet."])
-def test_an_explanation_that_says_nothing_gives_no_familiarity(
+def test_guess_empty_explanation_has_score_zero(
     guesser: ConceptGuesser, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
-    explained(monkeypatch, text)
+    set_explanation(monkeypatch, text)
     assert guesser.guess(["Tuplet"])["Tuplet"].score == 0.0
     assert guesser.cost.rows == 0
 
 
-def test_a_threshold_is_known_once_every_basic_concept_was_guessed(
-    scorer: SelfFamiliarity, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_estimate_threshold_is_that_of_basic_concepts(scorer: SelfFamiliarity, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(familiarity, "load_basic_concepts", lambda: ["water", "bread"])
     monkeypatch.setattr(guessing, "has_content_word", bool)
     scorer.guesser.guess(["water"])
     assert scorer.get_cached_threshold() is None
+    scores = [one.score or 0.0 for one in scorer.guesser.guess(["water", "bread"]).values()]
+    assert min(scores) <= scorer.estimate_threshold() <= max(scores)
     assert scorer.estimate_threshold() == scorer.get_cached_threshold()
 
 
-def test_a_concept_of_more_tokens_than_a_guess_has_no_score(guesser: ConceptGuesser) -> None:
-    """A token is a byte here: the concept that fits is two characters of three bytes."""
+def test_guess_concept_longer_than_a_guess_has_no_score(guesser: ConceptGuesser) -> None:
+    """A token is a byte here."""
     found = guesser.guess(["Pneumonoultramicroscopic", "免费"])
     assert found["Pneumonoultramicroscopic"].score is None
     score = found["免费"].score
     assert score is not None and 0 <= score <= 1
 
 
-def test_a_concept_that_looks_like_a_marker_is_read_as_text(guesser: ConceptGuesser) -> None:
-    marker = "<|im_end|>"
-    special = set(tiny_model().tokenizer.all_special_ids)
-    request = guesser._make_request("explain", marker, guesser.explanation, marker)
-    plain = guesser._make_request("explain", "fee", guesser.explanation, "fee")
-    counts = [
-        sum(token in special for token in encode_prompt(tiny_model().tokenizer, one.prompt).ids)
-        for one in (request, plain)
-    ]
+def test_guess_marker_is_read_as_text(guesser: ConceptGuesser) -> None:
+    marker, tokenizer = "<|im_end|>", tiny_model().tokenizer
+    counts = []
+    for concept in (marker, "fee"):
+        ids = encode_prompt(tokenizer, guesser._make_request("explain", concept, guesser.explanation, "a").prompt).ids
+        counts.append(sum(token in tokenizer.all_special_ids for token in ids))
     assert counts[0] == counts[1]
     long_enough = replace(guesser, search=ConstrainedGenerate(T_B, 2 * len(marker)))
     assert marker in long_enough.guess([marker])[marker].guess
 
 
 @pytest.mark.heavy
-def test_the_familiarity_of_an_instruction_is_that_of_its_concepts(
-    scorer: SelfFamiliarity, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_self_familiarity_is_that_of_the_concepts(scorer: SelfFamiliarity, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guessing, "has_content_word", bool)
-    asked = ["Is a Tuplet like a Fugue?", "What is a year?", "Who wrote the Fugue?"]
-    both, none, one = scorer.score(asked)
+    too_long = "What is Pneumonoultramicroscopic?"
+    asked = ["Is a Tuplet like a Fugue?", "What is a year?", "Who wrote the Fugue?", too_long]
+    both, none, one, unscored = scorer.score(asked)
     assert [each.concept for each in both.concepts] == ["Tuplet", "Fugue"]
     assert none.concepts == () and none.score is None
     assert one.concepts == both.concepts[1:] and one.score == both.concepts[1].score
     scores = [each.score for each in both.concepts if each.score is not None]
     assert both.score == aggregate(["Tuplet", "Fugue"], scores, "weighted")
-    assert both.find_unfamiliar(2.0) == sorted(
-        ["Tuplet", "Fugue"], key=lambda name: scores[["Tuplet", "Fugue"].index(name)]
-    )
+    assert both.find_unfamiliar(2.0) == [name for _, name in sorted(zip(scores, ["Tuplet", "Fugue"], strict=True))]
     assert both.find_unfamiliar(0.0) == []
+    assert len(unscored.concepts) == 1 and unscored.score is None and unscored.find_unfamiliar(1.0) == []
     assert scorer.cost.rows == 4  # two concepts, explained and guessed
 
 
-def test_an_instruction_whose_concepts_have_no_score_has_none(scorer: SelfFamiliarity) -> None:
-    (found,) = scorer.score(["What is Pneumonoultramicroscopic?"])
-    assert len(found.concepts) == 1 and found.score is None and found.find_unfamiliar(1.0) == []
-
-
 @pytest.mark.heavy
-def test_of_an_instruction_of_ten_thousand_words_a_bounded_number_of_concepts_is_guessed(
+def test_self_familiarity_limits_the_concepts_of_a_long_text(
     scorer: SelfFamiliarity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(familiarity, "MAX_CONCEPTS", 3)
@@ -166,42 +142,32 @@ def test_of_an_instruction_of_ten_thousand_words_a_bounded_number_of_concepts_is
     assert len(found.concepts) == 3 and found.left_out > 700
 
 
-def test_concepts_may_be_listed_by_the_model(
+def test_extract_concepts_listed_by_the_model(
     tiny_folder: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
-
-    def answer(self: object, requests: list, progress: object) -> list[str]:
-        asked.extend("".join(segment.text for segment in request.prompt) for request in requests)
-        return ["Fugue, year, Castle Doctrine"]
-
-    monkeypatch.setattr(ConceptGuesser, "_generate_texts", answer)
+    generate = Mock(return_value=["Fugue, year, Castle Doctrine"])
+    monkeypatch.setattr(ConceptGuesser, "_generate_texts", generate)
     method = replace(METHOD, extraction="llm", domain="music")
     scorer = SelfFamiliarity(str(tiny_folder), "qa-chatml-v1", settings, method)
     assert scorer.extract_concepts(["In which year was the fugue written?"]) == [["fugue"]]
-    assert "named entities in music domain." in asked[0]
+    (request,) = generate.call_args.args[0]
+    assert "named entities in music domain." in "".join(segment.text for segment in request.prompt)
 
 
-def test_an_instruction_beyond_the_window_cannot_be_listed(tiny_folder: Path, settings: Settings) -> None:
+def test_extract_concepts_beyond_the_window_is_refused(tiny_folder: Path, settings: Settings) -> None:
     scorer = SelfFamiliarity(str(tiny_folder), "qa-chatml-v1", settings, replace(METHOD, extraction="llm"))
     with pytest.raises(AbstainError, match=r"instruction 'word word .*are more than the 512"):
         scorer.extract_concepts(["word " * 200])
 
 
-def test_the_threshold_is_that_of_basic_concepts(scorer: SelfFamiliarity, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(familiarity, "load_basic_concepts", lambda: ["tea", "rain"])
-    scores = [one.score or 0.0 for one in scorer.guesser.guess(["tea", "rain"]).values()]
-    assert min(scores) <= scorer.estimate_threshold() <= max(scores)
-
-
-def test_basic_concepts_are_many_different_short_names() -> None:
+def test_load_basic_concepts_are_different_short_names() -> None:
     basic = load_basic_concepts()
     assert len(basic) == len({one.casefold() for one in basic}) > 150
     assert all(one == one.strip() and 0 < len(one.split()) <= 5 for one in basic)
 
 
 @pytest.mark.slow
-def test_the_embedded_model_knows_rain_better_than_what_does_not_exist(real_settings: Settings, tmp_path: Path) -> None:
+def test_embedded_model_knows_real_concepts_better(real_settings: Settings, tmp_path: Path) -> None:
     settings = real_settings.model_copy(update={"features_url": str(tmp_path / "features")})
     method = FamiliarityConfig(explanation_tokens=24, beams=5, guess_tokens=8)
     scorer = SelfFamiliarity("smollm2-135m-instruct", "qa-chatml-v1", settings, method)

@@ -23,13 +23,11 @@ from abstain.llm.familiarity.masking import has_content_word, mask_concept
         ("x.b", "axb x b", "axb ... ..."),
     ],
 )
-def test_every_form_of_the_concept_s_words_is_masked_and_nothing_else(
-    concept: str, explanation: str, expected: str
-) -> None:
+def test_mask_concept_masks_every_form_of_its_words(concept: str, explanation: str, expected: str) -> None:
     assert mask_concept(explanation, concept) == expected
 
 
 @pytest.mark.parametrize("text", ["", "...", "The ... of the ....", "!?"])
-def test_an_explanation_without_content_words_says_nothing(text: str) -> None:
+def test_has_content_word_of_markers_only_is_false(text: str) -> None:
     assert not has_content_word(text)
     assert has_content_word(f"{text} plants")

@@ -88,7 +88,7 @@ def test_read_features_results_are_in_row_order(tiny_params: LLMParams, settings
     assert_near(alone, states[3])
 
 
-def test_feature_reader_reads_cache_or_computes_and_writes_nothing(tiny_params: LLMParams, settings: Settings) -> None:
+def test_feature_reader_computes_missing_and_writes_nothing(tiny_params: LLMParams, settings: Settings) -> None:
     rows = [interaction(text, [CONTEXT], "What is the fee?", f"i-{at}") for at, text in enumerate(("5", "6", "7"))]
     readings = (PROBE, NLL_WITH_CONTEXT, NLL_WITHOUT_CONTEXT)
     expected = read_features(tiny_params, settings, rows, readings)

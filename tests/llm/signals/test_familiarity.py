@@ -1,5 +1,3 @@
-"""Self-Familiarity of the question, as a scorer."""
-
 from __future__ import annotations
 
 import numpy as np
@@ -17,7 +15,7 @@ from tests.llm.signals.builders import interaction, labels
 SHORT = FamiliarityConfig(explanation_tokens=6, beams=3, guess_tokens=9)
 
 
-def test_a_question_has_the_score_of_its_concepts(tiny_params: LLMParams, settings: Settings) -> None:
+def test_question_familiarity_is_that_of_its_concepts(tiny_params: LLMParams, settings: Settings) -> None:
     scorer = QuestionFamiliarity(SelfFamiliarity(tiny_params.model, tiny_params.layout, settings, SHORT))
     asked = ["Who may join Nash?", "What is that?"]
     answers = FeatureBatch([interaction(question=question) for question in asked], {})
@@ -25,14 +23,11 @@ def test_a_question_has_the_score_of_its_concepts(tiny_params: LLMParams, settin
     (found,) = scorer.familiarity.score(asked[:1])
     assert [one.concept for one in found.concepts] == ["Nash"] and named == found.score
     assert plain == 1.0, "it names nothing that the model could not know"
-    most = scorer.familiarity.estimate_forward_tokens(asked)
-    assert (
-        scorer.familiarity.cost.forward_tokens <= 2 * most
-        and scorer.familiarity.estimate_forward_tokens(asked[1:]) == 0
-    )
+    assert scorer.familiarity.cost.forward_tokens <= 2 * scorer.familiarity.estimate_forward_tokens(asked)
+    assert scorer.familiarity.estimate_forward_tokens(asked[1:]) == 0
 
 
-def test_a_question_whose_concepts_are_too_long_has_no_score(
+def test_question_familiarity_too_long_concepts_are_nan(
     tiny_params: LLMParams, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scorer = make_familiarity_scorer(tiny_params, settings)
@@ -41,7 +36,7 @@ def test_a_question_whose_concepts_are_too_long_has_no_score(
     assert np.isnan(scorer.score(FeatureBatch([interaction()], {}))).all()
 
 
-def test_without_its_packages_it_is_skipped_and_says_what_to_install(
+def test_question_familiarity_without_packages_is_unavailable(
     tiny_params: LLMParams, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(concepts, "find_spec", lambda name: None)

@@ -22,7 +22,7 @@ SURPRISE = FeatureRequest(NLL(("answer",)))
 SIGNALS = [Signal("a", (SURPRISE,), lambda _, found: 0.5), Signal("b", (SURPRISE,), lambda _, found: 0.5)]
 
 
-def test_the_sweep_is_layers_times_sites_and_the_numbers_of_chunks_here() -> None:
+def test_sweep_sites_are_layers_times_sites_and_chunks() -> None:
     places = list_sweep_sites(PARAMS)
     here = get_served_site(PARAMS)
     grid = {ProbeSite(layer, site) for layer in PARAMS.sweep.layers for site in PARAMS.sweep.sites}
@@ -32,7 +32,7 @@ def test_the_sweep_is_layers_times_sites_and_the_numbers_of_chunks_here() -> Non
     assert reading.operation == HiddenStates(8, "mlp", ("answer", "eos")) and reading.chunks == 1
 
 
-def test_no_place_reads_eos_where_the_probe_does_not() -> None:
+def test_candidate_sites_read_eos_only_if_the_probe_does() -> None:
     without = PARAMS.model_copy(update={"llm": PARAMS.llm.model_copy(update={"includes_eos": False})})
     for place in (get_served_site(without), *list_sweep_sites(without), *list_candidate_sites(30)):
         reading = place.make_feature_request(without.llm)
@@ -41,7 +41,7 @@ def test_no_place_reads_eos_where_the_probe_does_not() -> None:
         )
 
 
-def test_a_reading_that_several_want_is_asked_once() -> None:
+def test_plan_features_has_no_repetition() -> None:
     rows = [interaction(name=f"i-{at}") for at in range(3)]
     (labelled, readings), *audits = plan_features(
         PARAMS, SIGNALS, LabelledAnswers(rows, rows[:1], PARAMS.audits.enabled)
@@ -60,7 +60,7 @@ def test_a_reading_that_several_want_is_asked_once() -> None:
     )
 
 
-def test_without_regressors_nothing_is_asked_for_them() -> None:
+def test_plan_features_without_regressors() -> None:
     none = PARAMS.model_copy(update={"regressors": PARAMS.regressors.model_copy(update={"targets": ()})})
     labelled = LabelledAnswers([interaction()], [], PARAMS.audits.enabled)
     (_, readings), *_ = plan_features(none, SIGNALS, labelled)

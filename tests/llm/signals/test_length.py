@@ -17,7 +17,7 @@ LENGTHS = [1, 5, 9, 40, 50, 60, 200, 300]
 SHORT_IS_RIGHT = [1, 1, 1, 1, 0, 0, 0, 0]
 
 
-def test_it_learns_whether_short_answers_are_right() -> None:
+def test_length_only_learns_whether_short_answers_are_right() -> None:
     scorer = LengthOnly().fit(of_lengths(*LENGTHS), labels(SHORT_IS_RIGHT))
     found = scorer.score(of_lengths(2, 20, 100, 250))
     assert (scorer.name, scorer.requires) == ("length_only", ())
@@ -27,7 +27,7 @@ def test_it_learns_whether_short_answers_are_right() -> None:
     np.testing.assert_allclose(other.score(of_lengths(2, 20, 100, 250)), 1 - found, atol=1e-6)
 
 
-def test_it_reads_nothing_but_the_length() -> None:
+def test_length_only_reads_nothing_but_the_length() -> None:
     scorer = LengthOnly().fit(of_lengths(*LENGTHS), labels(SHORT_IS_RIGHT))
     one, two = interaction("a right answer"), interaction("A wrong word!!", contexts=[], question="Why?")
     assert len(one.answer) == len(two.answer)
@@ -35,7 +35,7 @@ def test_it_reads_nothing_but_the_length() -> None:
     assert scorer.score(unread()).shape == (0,)
 
 
-def test_rows_count_by_their_weight() -> None:
+def test_length_only_uses_weights() -> None:
     heavy = [1] * 4 + [9] * 4
     weighted = LengthOnly().fit(of_lengths(*LENGTHS), labels(SHORT_IS_RIGHT, heavy))
     plain = LengthOnly().fit(of_lengths(*LENGTHS), labels(SHORT_IS_RIGHT))
@@ -47,6 +47,6 @@ def test_rows_count_by_their_weight() -> None:
 @pytest.mark.parametrize(
     ("correct", "weight"), [([1, 1, 1], [1, 1, 1]), ([0, 0, 0], [1, 1, 1]), ([1, 1, 0], [1, 1, 0]), ([], [])]
 )
-def test_one_class_is_one_line_with_a_remedy(correct: list[int], weight: list[float]) -> None:
+def test_length_only_one_class_is_an_error(correct: list[int], weight: list[float]) -> None:
     with pytest.raises(AbstainError, match=r"^the train split has answers of one class only: bring feedback of both"):
         LengthOnly().fit(of_lengths(*range(1, len(correct) + 1)), labels(correct, weight))

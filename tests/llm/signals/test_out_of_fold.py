@@ -52,7 +52,7 @@ def drawn(seed: int) -> Labels:
 
 
 @pytest.mark.heavy
-def test_a_scorer_that_remembers_noise_tells_the_fusion_nothing() -> None:
+def test_fit_scorer_out_of_fold_noise_has_no_weight() -> None:
     """In sample it ranks perfectly, and takes all weight of the fusion; out of fold it does neither."""
     figures = []
     for seed in range(3):
@@ -68,7 +68,7 @@ def test_a_scorer_that_remembers_noise_tells_the_fusion_nothing() -> None:
     assert 0.4 < np.mean(figures) < 0.6
 
 
-def test_scores_are_those_of_copies_fitted_without_the_fold() -> None:
+def test_fit_scorer_scores_are_of_copies_without_the_fold() -> None:
     labels = drawn(0)
     folds = labels.assign_folds(4, 7)
     found = fit_scorer(Memory(), TRAIN, labels, folds).out_of_fold
@@ -79,7 +79,7 @@ def test_scores_are_those_of_copies_fitted_without_the_fold() -> None:
         )
 
 
-def test_a_scorer_without_parameters_is_scored_once() -> None:
+def test_fit_scorer_without_parameters_scores_once() -> None:
     scored: list[str] = []
     signal = Signal("fixed", (), lambda row, found: scored.append(row.interaction_id) or 0.5)
     labels = drawn(0)
@@ -88,7 +88,7 @@ def test_a_scorer_without_parameters_is_scored_once() -> None:
     np.testing.assert_array_equal(fitted.out_of_fold, np.full(ROWS, 0.5))
 
 
-def test_what_cannot_be_fitted_without_a_fold_is_missing_there() -> None:
+def test_fit_scorer_fold_without_enough_rows_is_nan() -> None:
     labels = drawn(0)
     folds = np.where(np.arange(ROWS) % 40 < 10, 0, np.where(np.arange(ROWS) % 40 < 15, 1, 2))
     found = fit_scorer(Memory(fewest=160), TRAIN, labels, folds).out_of_fold

@@ -31,8 +31,8 @@ def params_for(model: Path, **scorers: object) -> Params:
     return params.model_copy(update={"llm": llm, "scorers": params.scorers.model_copy(update=changed)})
 
 
-def test_what_cannot_be_had_is_skipped_and_says_why(tiny_folder: Path, settings: Settings) -> None:
-    """The tiny model splits Yes and No into letters, and no other model is named."""
+def test_build_scorers_skips_unavailable_with_the_reason(tiny_folder: Path, settings: Settings) -> None:
+    """The tiny model splits Yes and No into letters."""
     params = params_for(tiny_folder)
     found = build_scorers(params, settings)
     assert [scorer.name for scorer in found.scorers] == ["sequence_log_prob", "verbalized", "length_only"]
@@ -44,19 +44,16 @@ def test_what_cannot_be_had_is_skipped_and_says_why(tiny_folder: Path, settings:
     }
 
 
-def test_models_that_are_named_are_compared(tiny_folder: Path, tmp_path: Path, settings: Settings) -> None:
+def test_build_scorers_with_auxiliary_models(tiny_folder: Path, tmp_path: Path, settings: Settings) -> None:
     nli = save_encoder(tmp_path / "nli", "classify", id2label={0: "no", 1: "entailment"})
     qa = save_encoder(tmp_path / "qa", "answer")
     params = params_for(tiny_folder, enabled=NAMES[4:], entailment_model=str(nli), extractive_qa_model=str(qa))
     found = build_scorers(params, settings)
-    assert (tuple(scorer.name for scorer in found.scorers), dict(found.unavailable)) == (
-        (*NAMES[4:], "length_only"),
-        {},
-    )
+    assert [scorer.name for scorer in found.scorers] == [*NAMES[4:], "length_only"]
+    assert not found.unavailable
 
 
-def test_a_name_that_is_none_is_an_error_that_lists_them_all(tiny_folder: Path, settings: Settings) -> None:
-    """What is named twice is compared once; where nothing is compared, length is."""
+def test_build_scorers_unknown_name_lists_all_names(tiny_folder: Path, settings: Settings) -> None:
     params = params_for(tiny_folder, enabled=("entropy", "yes_scores", "no_scores"))
     with pytest.raises(AbstainError) as wrong:
         build_scorers(params, settings)
@@ -73,10 +70,9 @@ def test_a_name_that_is_none_is_an_error_that_lists_them_all(tiny_folder: Path, 
     assert sorted([*(one.name for one in found.scorers), *found.unavailable]) == sorted([*EVERY_NAME, "length_only"])
 
 
-def test_a_layout_that_nothing_is_asked_after_leaves_out_the_fused_score_alone(
+def test_build_scorers_layout_without_question_skips_fused(
     tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A team's own layout, without a question beside it in engine/questions."""
     shutil.copytree(resources.files("abstain.llm.engine") / "layouts", tmp_path / "layouts")
     shutil.copytree(resources.files("abstain.llm.engine") / "questions", tmp_path / "questions")
     (tmp_path / "layouts" / "rag-plain-v1.yaml").rename(tmp_path / "layouts" / "teams-own-v1.yaml")

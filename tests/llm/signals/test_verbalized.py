@@ -15,34 +15,24 @@ from tests.llm.signals.builders import interaction
 
 BEFORE = st.sampled_from(["", "\n", "Probability: ", "p=", "I would say ", "**", "(", "~", "about "])
 AFTER = st.sampled_from(["", ".", ")", "**", "\n\nQuestion:", " because", ", I think.", "!", " - it is", ": yes"])
-NOT_ANSWERED = (
-    "the answer is correct (0.0 to 1.0) is",
-    "0 to 1",
-    "0.0 - 1.0",
-    "1. Yes, it is right",
-    "1 year",
-    "0 days",
-    "between 0 and 1",
-    "0 or 1",
-    "0.0 and 1.0",
-    "Response 1",
-)
+SCALES = ("the answer is correct (0.0 to 1.0) is", "0 to 1", "0.0 - 1.0", "between 0 and 1", "0 or 1", "0.0 and 1.0")
+NOT_ANSWERED = (*SCALES, "1. Yes, it is right", "1 year", "0 days", "Response 1")
 SHARE = st.integers(0, 100).map(lambda n: f"{n / 100:.2f}")
 
 
 @given(BEFORE, SHARE, AFTER)
-def test_a_number_from_0_to_1_is_found_in_what_stands_around_it(before: str, number: str, after: str) -> None:
+def test_parse_probability_number_in_text(before: str, number: str, after: str) -> None:
     assert parse_probability(before + number + after) == float(number)
     assert parse_probability(before + number.replace(".", ",") + after) == float(number)
 
 
 @given(BEFORE, st.integers(0, 100), st.sampled_from(["%", " %", " percent", " per cent", "percent"]), AFTER)
-def test_a_percentage_is_divided(before: str, number: int, sign: str, after: str) -> None:
+def test_parse_probability_percentage_is_divided(before: str, number: int, sign: str, after: str) -> None:
     assert parse_probability(f"{before}{number}{sign}{after}") == number / 100
 
 
 @given(BEFORE, st.integers(0, 20), st.integers(0, 20), st.sampled_from(["/", " / ", " out of ", " of "]), AFTER)
-def test_a_fraction_is_divided(before: str, part: int, whole: int, sign: str, after: str) -> None:
+def test_parse_probability_fraction_is_divided(before: str, part: int, whole: int, sign: str, after: str) -> None:
     found = parse_probability(f"{before}{part}{sign}{whole}{after}")
     if 0 < whole >= part:
         assert found == part / whole
@@ -51,28 +41,28 @@ def test_a_fraction_is_divided(before: str, part: int, whole: int, sign: str, af
 
 
 @given(SHARE, SHARE, st.sampled_from(["-", "–", " - ", " to ", " or ", "…"]))
-def test_of_a_range_the_beginning_counts(low: str, high: str, sign: str) -> None:
+def test_parse_probability_range_is_its_beginning(low: str, high: str, sign: str) -> None:
     assert parse_probability(low + sign + high) == float(low)
 
 
 @given(BEFORE, st.sampled_from("-−"), SHARE, AFTER)
-def test_a_negative_number_is_no_probability(before: str, sign: str, number: str, after: str) -> None:
+def test_parse_probability_negative_number_is_nan(before: str, sign: str, number: str, after: str) -> None:
     assert math.isnan(parse_probability(before + sign + number + after))
 
 
 @given(BEFORE, st.floats(1.01, 1e9).map(lambda value: f"{value:.2f}"), AFTER)
-def test_a_number_above_1_is_none(before: str, number: str, after: str) -> None:
+def test_parse_probability_above_1_is_nan(before: str, number: str, after: str) -> None:
     assert math.isnan(parse_probability(before + number + after))
     assert math.isnan(parse_probability(f"{before}{float(number) * 100:.2f}%{after}"))
 
 
 @given(st.text(st.characters(exclude_categories=["Nd"])))
-def test_words_are_no_number(reply: str) -> None:
+def test_parse_probability_words_are_nan(reply: str) -> None:
     assert math.isnan(parse_probability(reply))
 
 
 @given(st.text(st.sampled_from("0123456789.,%/- \nofx٣²")) | st.text())
-def test_whatever_is_replied_is_a_probability_or_nan(reply: str) -> None:
+def test_parse_probability_is_in_range_or_nan(reply: str) -> None:
     found = parse_probability(reply)
     assert math.isnan(found) or 0 <= found <= 1
 
@@ -104,7 +94,7 @@ def test_whatever_is_replied_is_a_probability_or_nan(reply: str) -> None:
         ("0-1.5", 0.0),
     ],
 )
-def test_the_first_number_counts(reply: str, expected: float) -> None:
+def test_parse_probability_takes_the_first_number(reply: str, expected: float) -> None:
     assert parse_probability(reply) == expected
 
 
@@ -112,11 +102,11 @@ def test_the_first_number_counts(reply: str, expected: float) -> None:
     "reply",
     ["", "high", "1.2.3", "0.85x", "v1", "1e-3", "50%%", "100", "1/2/3", "1/0", "0,5,7", "1,000", *NOT_ANSWERED],
 )
-def test_what_is_no_single_number_is_none(reply: str) -> None:
+def test_parse_probability_other_replies_are_nan(reply: str) -> None:
     assert math.isnan(parse_probability(reply))
 
 
-def test_the_signal_reads_the_reply_that_was_written() -> None:
+def test_verbalized_signal_reads_the_generated_reply() -> None:
     tokenizer = byte_tokenizer()
     signal = make_verbalized_signal(tokenizer)
     (reading,) = signal.requires

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +10,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import normalizers
 from transformers import PreTrainedTokenizerFast
 
-from abstain.config.params import LLMParams
 from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
-from abstain.llm.engine.loading import LoadedModel, find_model, load_model
+from abstain.llm.engine.loading import LoadedModel
 from abstain.llm.engine.requests import Generate, NextTokenProbs
 from abstain.llm.signals.base import FeatureBatch, Signal
-from abstain.llm.signals.compute_features import collect_feature_requests, read_features
+from abstain.llm.signals.compute_features import read_features
 from abstain.llm.signals.yes_no import (
     MIN_PROBABILITY,
     STEPS,
@@ -26,11 +27,10 @@ from abstain.llm.signals.yes_no import (
     find_first_word,
     make_yes_no_signals,
 )
-from tests.llm.builders import byte_tokenizer, tiny_model
+from tests.llm.builders import byte_tokenizer, make_params, save_model, tiny_model
 from tests.llm.signals.builders import TEXTS, interaction, unread
 
 PROBABILITIES = st.floats(0, 1)
-SEEN_ONES = st.floats(MIN_PROBABILITY, 1, exclude_min=True)
 
 
 def speaking_tokenizer() -> PreTrainedTokenizerFast:
@@ -44,54 +44,53 @@ def by_name(tokenizer: Any) -> dict[str, Signal]:
     return {signal.name: signal for signal in make_yes_no_signals(tokenizer)}
 
 
-@given(SEEN_ONES, SEEN_ONES)
-def test_the_score_is_the_share_of_yes(yes: float, no: float) -> None:
-    assert compute_yes_score(yes, no) == pytest.approx(yes / (yes + no))
+@pytest.mark.parametrize(
+    ("yes", "no", "expected"),
+    [
+        (0.3, 0.1, 0.75),
+        (0.1, 0.3, 0.25),
+        (MIN_PROBABILITY, MIN_PROBABILITY, 0.5),
+        (0.0, 0.0, 0.5),
+        (0.2, MIN_PROBABILITY, 1.0),
+        (0.0, 0.2, 0.0),
+        (math.nan, math.nan, math.nan),
+        (math.nan, 0.5, math.nan),
+        (0.5, math.nan, math.nan),
+        (math.nan, 0.0, math.nan),
+    ],
+)
+def test_yes_score_is_the_share_of_yes(yes: float, no: float, expected: float) -> None:
+    assert compute_yes_score(yes, no) == pytest.approx(expected, nan_ok=True)
 
 
 @given(PROBABILITIES, PROBABILITIES)
-def test_the_score_is_a_confidence_and_turns_round_with_its_arguments(yes: float, no: float) -> None:
+def test_yes_score_is_complementary_to_no(yes: float, no: float) -> None:
     assert 0 <= compute_yes_score(yes, no) <= 1
     assert compute_yes_score(yes, no) + compute_yes_score(no, yes) == pytest.approx(1)
 
 
-@given(st.floats(0, MIN_PROBABILITY), st.floats(0, MIN_PROBABILITY), SEEN_ONES)
-def test_what_is_not_seen_counts_as_not_there(one: float, other: float, seen: float) -> None:
-    assert compute_yes_score(one, other) == 0.5
-    assert (compute_yes_score(seen, one), compute_yes_score(one, seen)) == (1.0, 0.0)
+FIRST_WORDS = st.sampled_from(["Yes", "\n", " Yes", "1", "", "é", "a-b", "**", "<|im_end|>", "ok"])
 
 
-@pytest.mark.parametrize(("yes", "no"), [(math.nan, math.nan), (math.nan, 0.5), (0.5, math.nan), (math.nan, 0.0)])
-def test_what_is_not_a_number_is_no_score(yes: float, no: float) -> None:
-    assert math.isnan(compute_yes_score(yes, no))
-
-
-@given(
-    st.lists(
-        st.sampled_from(["Yes", "\n", " Yes", "1", "", "é", "a-b", "**", "<|im_end|>", "ok"]) | st.text(), min_size=1
-    )
-)
-def test_the_first_word_is_letters_alone(decoded: list[str]) -> None:
+@given(st.lists(FIRST_WORDS | st.text(), min_size=1))
+def test_find_first_word_is_the_first_of_letters(decoded: list[str]) -> None:
     found = find_first_word(decoded)
     words = [at for at, text in enumerate(decoded) if all(letter.isalpha() for letter in text)]
     assert found == (words[0] if words else len(decoded) - 1)
 
 
-def test_the_variants_ask_what_the_tokenizer_can_say() -> None:
+def test_yes_no_signals_require_tokens_of_the_tokenizer() -> None:
     signals = by_name(speaking_tokenizer())
     assert signals.keys() == {"yes_score", "yes_score_tokens", "yes_score_fused"}
     (one,), (sets,), (fused,) = (signal.requires for signal in signals.values())
     assert one == sets
-    assert (one.prompt_kind, one.operation) == (
-        "yes_score", Generate(STEPS, tracked_tokens=("Yes", "No", " Yes", "yes", "TRUE", "no"))
-    )  # fmt: skip
+    tracked = ("Yes", "No", " Yes", "yes", "TRUE", "no")
+    assert (one.prompt_kind, one.operation) == ("yes_score", Generate(STEPS, tracked_tokens=tracked))
     assert (fused.prompt_kind, fused.operation) == ("asked_after", NextTokenProbs(("Yes", "No")))
 
 
-def test_forms_that_are_one_token_count_once() -> None:
-    """A tokenizer that takes no notice of case has one token for yes, Yes and YES."""
-    from tokenizers import normalizers
-
+def test_yes_no_signals_count_equal_tokens_once() -> None:
+    """A lower-casing tokenizer has one token for yes, Yes and YES."""
     tokenizer = byte_tokenizer()
     tokenizer.backend_tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.add_tokens(["yes", "no"])
@@ -104,7 +103,7 @@ def steps(tokenizer: Any, tokens: list[str], choices: list[list[float]]) -> torc
     return torch.tensor([[float(at), *row] for at, row in zip(ids, choices, strict=True)])
 
 
-def test_scores_are_taken_where_the_first_word_stands() -> None:
+def test_yes_no_signals_score_where_the_first_word_is() -> None:
     tokenizer = speaking_tokenizer()
     signals = by_name(tokenizer)
     (reading,) = signals["yes_score"].requires
@@ -121,52 +120,42 @@ def test_scores_are_taken_where_the_first_word_stands() -> None:
     assert signals["yes_score_tokens"].score(answers) == pytest.approx([0.37 / (0.37 + 0.45)] * 4)
 
 
-def test_replies_that_mean_neither_are_counted_by_their_first_word() -> None:
+def test_count_neither_replies_by_first_word() -> None:
     tokenizer = speaking_tokenizer()
     (asked,) = by_name(tokenizer)["yes_score"].requires
     row = [0.2, 0.3, 0.1, 0.05, 0.02, 0.15]
     replies = [["Yes"], ["1", " Yes"], ["Maybe"], ["1", "!"], ["Maybe", "Yes"]]
     found = [steps(tokenizer, reply, [row] * len(reply)) for reply in replies]
     answers = FeatureBatch([interaction(name=f"i-{n}") for n in range(6)], {asked: [*found, None]})
-    assert count_neither_replies(tokenizer, answers) == {"neither": 3, "replies": 5}, (
-        "and what could not be asked is no reply"
-    )
+    assert count_neither_replies(tokenizer, answers) == {"neither": 3, "replies": 5}
     assert count_neither_replies(tokenizer, unread(interaction())) is None
 
 
-def test_neither_yes_nor_no_is_half() -> None:
-    tokenizer = speaking_tokenizer()
-    signals = by_name(tokenizer)
-    (asked,), (fused,) = signals["yes_score"].requires, signals["yes_score_fused"].requires
-    silent = steps(tokenizer, ["Maybe"], [[0.0001] * 6])
-    pair = torch.tensor([[0.0005], [0.0009]])
-    answers = FeatureBatch([interaction()], {asked: [silent], fused: [pair]})
-    assert [signal.score(answers).tolist() for signal in signals.values()] == [[0.5]] * 3
-
-
-def test_the_fused_variant_reads_the_end_of_the_answers_own_pass() -> None:
+def test_yes_score_fused_reads_the_end_of_the_pass() -> None:
     fused = by_name(speaking_tokenizer())["yes_score_fused"]
     results = [torch.tensor([[0.3], [0.1]]), None, torch.tensor([[math.nan], [0.1]])]
     answers = FeatureBatch([interaction(name=f"i-{n}") for n in range(3)], {fused.requires[0]: results})
     np.testing.assert_allclose(fused.score(answers), [0.75, np.nan, np.nan], rtol=1e-6)
 
 
+def test_yes_no_signals_neither_is_half() -> None:
+    tokenizer = speaking_tokenizer()
+    signals = by_name(tokenizer)
+    (sampled,), (fused,) = signals["yes_score"].requires, signals["yes_score_fused"].requires
+    silent, pair = steps(tokenizer, ["Maybe"], [[0.0001] * 6]), torch.tensor([[0.0005], [0.0009]])
+    answers = FeatureBatch([interaction()], {sampled: [silent], fused: [pair]})
+    assert [signal.score(answers).tolist() for signal in signals.values()] == [[0.5]] * 3
+
+
 def post_yes_score(loaded: LoadedModel, row: Interaction) -> float:
     """The post's own code (Baak 2024, appendix), for one answer."""
     model, tokenizer = loaded.model, loaded.tokenizer
     context = "\n\n".join(context.text for context in row.contexts)
-    prompt = f"""Context: {context}
-
-Question: {row.question}
-
-Response: {row.answer}
-
-Based on the given Context and Question, answer this question:
-
-Is the provided Response correct? Answer only Yes or No.
-
-Answer:
-"""
+    prompt = (
+        f"Context: {context}\n\nQuestion: {row.question}\n\nResponse: {row.answer}\n\n"
+        "Based on the given Context and Question, answer this question:\n\n"
+        "Is the provided Response correct? Answer only Yes or No.\n\nAnswer:\n"
+    )
     input_ids = tokenizer(prompt, return_tensors="pt").input_ids
     outputs = model.generate(
         input_ids,
@@ -200,43 +189,15 @@ ROWS = [
 ]
 
 
-def compare_with_the_post(loaded: LoadedModel, params: LLMParams, settings: Settings) -> list[float]:
+@pytest.mark.heavy
+@pytest.mark.parametrize("seed", range(2))
+def test_yes_score_equals_the_code_of_the_post(tmp_path: Path, seed: int) -> None:
+    settings = Settings(home=tmp_path, device="cpu", dtype="float32")
+    loaded = replace(tiny_model(seed=seed), tokenizer=speaking_tokenizer())
+    loaded.model.resize_token_embeddings(len(loaded.tokenizer))  # the post's loop counts a token without text as a word
+    params = make_params(save_model(loaded, tmp_path / "tiny-bank"))
     signal = by_name(loaded.tokenizer)["yes_score"]
     found = signal.score(read_features(params, settings, ROWS, signal.requires))
     expected = [post_yes_score(loaded, row) for row in ROWS]
     np.testing.assert_allclose(found, expected, atol=1e-3)
-    return expected
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("seed", range(2))
-def test_a_tiny_models_score_is_that_of_the_posts_own_code(tmp_path: Path, seed: int) -> None:
-    folder, settings = tmp_path / "tiny-bank", Settings(home=tmp_path, device="cpu", dtype="float32")
-    model, tokenizer = tiny_model(seed=seed).model, speaking_tokenizer()
-    model.resize_token_embeddings(len(tokenizer))  # a token without any text counts as a word in the post's loop
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    params = LLMParams(
-        model=str(folder), layout="rag-plain-v1", layer=2, site="residual", too_long="refuse", includes_eos=True
-    )
-    loaded = load_model(find_model(str(folder), settings), torch.device("cpu"), torch.float32)
-    compare_with_the_post(loaded, params, settings)
-
-
-@pytest.mark.slow
-def test_the_embedded_models_score_is_that_of_the_posts_own_code(
-    embedded: LoadedModel, embedded_params: LLMParams, float32_settings: Settings
-) -> None:
-    assert len(set(compare_with_the_post(embedded, embedded_params, float32_settings))) == len(ROWS)
-
-
-@pytest.mark.slow
-def test_all_variants_read_the_embedded_model_together(
-    embedded_params: LLMParams, float32_settings: Settings, embedded: LoadedModel
-) -> None:
-    """None of them is a copy of another, and each is a confidence."""
-    signals = by_name(embedded.tokenizer)
-    answers = read_features(embedded_params, float32_settings, ROWS, collect_feature_requests(signals.values()))
-    found = np.array([signal.score(answers) for signal in signals.values()])
-    assert ((found >= 0) & (found <= 1)).all()
-    assert all(np.abs(one - two).max() > 1e-3 for at, one in enumerate(found) for two in found[:at])
+    assert len(set(expected)) > 1
