@@ -1,4 +1,4 @@
-"""A study small enough for a test: questions about the sample's handbook, a few cells, few trees."""
+"""A small study: questions about the sample's handbook, a few cells, few trees."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from studies.tables import CellOutcome
 TRAIN, EVALUATION = "train.jsonl", "evaluation.jsonl"
 FACTS = 3
 
+GRID = {"tokens": [2], "where": ["random"], "when": ["single_shot"]}
 DECLARED: dict[str, Any] = {
     "title": "A small study",
     "paper": "Nobody et al., on 2,100 answers",
@@ -35,13 +36,13 @@ DECLARED: dict[str, Any] = {
         "headline": {
             "title": "Against baselines",
             "size": "tiny",
-            "grid": {"tokens": [2], "where": ["random"], "when": ["single_shot"]},
+            "grid": GRID,
             "baselines": True,
         },
         "2": {
             "title": "How many tokens",
             "size": "tiny",
-            "grid": {"tokens": [2, 3], "where": ["random"], "when": ["single_shot"]},
+            "grid": GRID | {"tokens": [2, 3]},
             "paper": {
                 "base": "Big",
                 "perturbation": "Big",
@@ -53,7 +54,7 @@ DECLARED: dict[str, Any] = {
         "12": {
             "title": "Where t is",
             "size": "tiny",
-            "grid": {"tokens": [2], "where": ["random"], "when": ["single_shot"]},
+            "grid": GRID,
             "at": [0.35, 0.5],
             "paper": {"base": "Big", "perturbation": "Big", "rows": [{"threshold": 0.5, "f1": 0.958}]},
         },
@@ -62,7 +63,7 @@ DECLARED: dict[str, Any] = {
 BAD = {
     "title": "Who perturbs",
     "size": "tiny",
-    "grid": {"perturbation": ["absent", "embedded"], "tokens": [2], "where": ["random"], "when": ["single_shot"]},
+    "grid": GRID | {"perturbation": ["absent", "embedded"]},
     "buffer": True,
     "paper": {"base": "Big", "rows": [{"perturbation": "Other", "f1_buffered": 0.834}]},
 }
@@ -74,7 +75,7 @@ def declared(**changes: Any) -> Experiment:
 
 
 def tiny_models(folder: Path) -> dict[str, Any]:
-    """The study's models, of which the one in `folder` takes the embedded one's place: its answers are noise."""
+    """The models of the study, with the one in `folder` in place of the embedded one."""
     return {**DECLARED["models"], "embedded": {"model": str(folder), "layout": "rag-plain-v1"}}
 
 
@@ -85,10 +86,10 @@ def write_study(folder: Path, **changes: Any) -> Path:
 
 
 def lines(pages: slice) -> list[dict[str, Any]]:
-    """Questions about paragraphs of three facts each, one paragraph a handbook page."""
+    """Questions about paragraphs of three facts each, one for a page of the handbook."""
     rows = []
-    stated = [(page, [fact for fact in page.facts if fact.stated][:FACTS]) for page in build_handbook()]
-    for page, facts in [(page, facts) for page, facts in stated if len(facts) == FACTS][pages]:
+    stated = [(page, [fact for fact in page.facts if fact.stated]) for page in build_handbook()]
+    for page, facts in [(page, facts[:FACTS]) for page, facts in stated if len(facts) >= FACTS][pages]:
         context = " ".join(fact.sentence for fact in facts)
         for number, fact in enumerate(facts):
             answer = fact.sentence.rpartition(": ")[2].rstrip(".")
@@ -111,7 +112,7 @@ def write_data(folder: Path) -> Path:
 
 
 def result(study: Experiment, cell: ExperimentCell, auroc: float = 0.75) -> dict[str, Any]:
-    """What a cell's file might say: made up, for tests of the tables alone."""
+    """A made-up result of a cell."""
     names = ("mse", "positive", "auroc", "accuracy", "f1", "withheld", "accuracy_buffered", "f1_buffered")
     figures = {
         name + end: auroc + shift for name in names for end, shift in (("", 0.0), ("_low", -0.1), ("_high", 0.1))
@@ -128,10 +129,7 @@ def result(study: Experiment, cell: ExperimentCell, auroc: float = 0.75) -> dict
         ],
         "correctness": {"mean": 0.5, "std": 0.2},
         "baselines": [{"baseline": "yes_score", **baseline, **ahead}] if study.wants_baselines(cell) else [],
-        "dropped_columns": {
-            "B.context.nll_mean": None,
-            "N.instruction.nll_max": 3.2,
-        },
+        "dropped_columns": {"B.context.nll_mean": None, "N.instruction.nll_max": 3.2},
         "columns": 40,
         "no_answer": 1,
         "perturbed": {"empty": 0, "too_long": 0, "fewer": 2, "not_reproduced": 3, "other_chunks": 1},

@@ -1,5 +1,3 @@
-"""The baselines of Self-Familiarity, by a tiny model with random weights whose tokens are bytes."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -18,7 +16,7 @@ from studies.similarity import bert_score, mean_similarity
 from tests.llm.builders import plain_forward, tiny_model
 from tests.llm.conftest import settings, tiny_folder
 
-pytestmark = pytest.mark.soak(twin="test_the_study_of_familiarity_has_its_three_tables")
+pytestmark = pytest.mark.soak(twin="test_familiarity_benchmark_prints_three_tables")
 
 __all__ = ["settings", "tiny_folder"]
 
@@ -31,6 +29,10 @@ def baselines(tiny_folder: Path, settings: Settings, monkeypatch: pytest.MonkeyP
     return FamiliarityBaselines(FeatureStore(str(tiny_folder), settings), "chatml", 8, 3, 4)
 
 
+def set_reply(monkeypatch: pytest.MonkeyPatch, reply: str) -> None:
+    monkeypatch.setattr(FamiliarityBaselines, "_replies", lambda self, prompts, ask, progress: [reply] * len(prompts))
+
+
 def log_probs_of(question: str, text: str, reply: str) -> np.ndarray:
     loaded = tiny_model()
     prompt = load_layout(f"{question}-chatml-v1", "questions").render(text, (), None) if question else ()
@@ -41,7 +43,7 @@ def log_probs_of(question: str, text: str, reply: str) -> np.ndarray:
     return np.array([float(log_p[at - 1, token]) for at, token in enumerate([*ids, *tokens]) if at >= start])
 
 
-def test_every_baseline_scores_every_instruction(baselines: FamiliarityBaselines) -> None:
+def test_baselines_score_every_instruction(baselines: FamiliarityBaselines) -> None:
     found = baselines.score(ASKED)
     assert tuple(found) == BASELINES
     assert all(one.shape == (len(ASKED),) for one in found.values())
@@ -50,10 +52,10 @@ def test_every_baseline_scores_every_instruction(baselines: FamiliarityBaselines
     assert (found["sampled_bert_score"] > 1).any(), "samples of one prompt differ"
 
 
-def test_likelihoods_are_those_of_the_reply(baselines: FamiliarityBaselines, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        FamiliarityBaselines, "_replies", lambda self, prompts, ask, progress: ["It is."] * len(prompts)
-    )
+def test_baselines_likelihoods_are_those_of_the_reply(
+    baselines: FamiliarityBaselines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_reply(monkeypatch, "It is.")
     found = baselines.score(ASKED[:1])
     given, alone = log_probs_of("instruction", ASKED[0].text, "It is."), log_probs_of("", "", "It is.")
     assert found["greedy_mean_log_prob"] == pytest.approx([given.mean()], abs=1e-4)
@@ -61,12 +63,10 @@ def test_likelihoods_are_those_of_the_reply(baselines: FamiliarityBaselines, mon
     assert found["greedy_perplexity"] == pytest.approx([-np.exp(-alone.mean())], rel=1e-3)
 
 
-def test_what_means_nothing_to_the_reply_has_no_significance(
+def test_baselines_significance_of_a_masked_concept_is_zero(
     baselines: FamiliarityBaselines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        FamiliarityBaselines, "_replies", lambda self, prompts, ask, progress: ["It is."] * len(prompts)
-    )
+    set_reply(monkeypatch, "It is.")
     tuplet, masked, _ = baselines.score(ASKED)["greedy_significance"]
     assert masked == 0 < tuplet
     p, q = (log_probs_of("concept-explain", text, "It is.") for text in ("Tuplet", MASK))
@@ -74,18 +74,18 @@ def test_what_means_nothing_to_the_reply_has_no_significance(
 
 
 @pytest.mark.parametrize("reply", ["Yes.", "No."])
-def test_forward_inference_turns_the_probability_of_anything_but_yes_around(
+def test_baselines_forward_inference_is_the_probability_of_yes(
     baselines: FamiliarityBaselines, monkeypatch: pytest.MonkeyPatch, reply: str
 ) -> None:
-    monkeypatch.setattr(FamiliarityBaselines, "_replies", lambda self, prompts, ask, progress: [reply] * len(prompts))
+    set_reply(monkeypatch, reply)
     plain = Instruction("What is a Tuplet?", ("Tuplet",))
     probability = np.exp(log_probs_of("concepts-known", plain.text, reply).mean())
     expected = probability if reply == "Yes." else 1 - probability
     assert baselines.score([plain])["forward_inference"] == pytest.approx([expected], abs=1e-5)
 
 
-def test_an_empty_reply_has_no_likelihood(baselines: FamiliarityBaselines, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FamiliarityBaselines, "_replies", lambda self, prompts, ask, progress: [""] * len(prompts))
+def test_baselines_empty_reply_is_nan(baselines: FamiliarityBaselines, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_reply(monkeypatch, "")
     found = baselines.score(ASKED[:2])
     assert all(np.isnan(found[name]).all() for name in BASELINES if not name.startswith("sampled"))
 
@@ -97,7 +97,7 @@ def test_bert_score_is_the_f1_of_the_best_matches() -> None:
 
 
 @pytest.mark.slow
-def test_texts_that_say_the_same_are_more_alike() -> None:
+def test_mean_similarity_of_paraphrases_is_higher() -> None:
     same = ["The fee is five euros.", "The fee is 5 euros.", "It costs five euros."]
     other = ["The fee is five euros.", "A probe orbits Saturn.", "Whales sing."]
     for by in ("tokens", "sentence"):
@@ -105,4 +105,4 @@ def test_texts_that_say_the_same_are_more_alike() -> None:
         assert mean_similarity(["Whales sing."] * 3, by) == pytest.approx(1, abs=1e-5)
         assert np.isnan(mean_similarity(["Whales sing.", " "], by))
     (tokens,) = similarity._encoder().encode_tokens(["whales sing"])
-    assert len(tokens) == 2, "the marks of a text's ends are left out"
+    assert len(tokens) == 2

@@ -1,5 +1,3 @@
-"""Which questions a study asks: no paragraph in both parts, a smaller draw the beginning of a larger one, clear errors."""
-
 from __future__ import annotations
 
 import gzip
@@ -15,7 +13,7 @@ from abstain.core.errors import AbstainError
 from studies.rows import QuestionSet, read_parts
 from tests.studies.builders import EVALUATION, TRAIN, write_data, write_lines
 
-pytestmark = pytest.mark.soak(twin="test_a_study_computes_its_cells_and_writes_its_report")
+pytestmark = pytest.mark.soak(twin="test_study_computes_its_cells_and_writes_its_report")
 
 
 def line(name: str, context: str = "A context.", answers: tuple[str, ...] = ("an answer",)) -> dict[str, Any]:
@@ -27,7 +25,7 @@ def parts(folder: Path, train: int, evaluation: int, seed: int = 5) -> tuple[Que
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.booleans()), min_size=2, max_size=40), st.integers(0, 99))
-def test_no_paragraph_is_in_both_parts_and_a_smaller_draw_is_a_prefix(drawn: list[tuple[str, bool]], seed: int) -> None:
+def test_read_parts_share_no_paragraph_and_grow_by_prefix(drawn: list[tuple[str, bool]], seed: int) -> None:
     rows = [(line(f"q{at}", f"Paragraph {letter}."), held) for at, (letter, held) in enumerate(drawn)]
     held = [row for row, is_held in rows if is_held]
     of_held = {row["context"] for row in held}
@@ -45,14 +43,11 @@ def test_no_paragraph_is_in_both_parts_and_a_smaller_draw_is_a_prefix(drawn: lis
             assert some.questions == all_of_it.questions[: len(some)]
             assert some.references == all_of_it.references[: len(some)]
             assert some.groups == all_of_it.groups[: len(some)]
-        with pytest.raises(
-            AbstainError,
-            match=rf"^{left + 1} questions .* there are {left} in \S+{TRAIN} about paragraphs that {EVALUATION} has not: lower",
-        ):
+        with pytest.raises(AbstainError, match=rf"^{left + 1} questions .* there are {left} in \S+{TRAIN}"):
             parts(folder, left + 1, 0, seed)
 
 
-def test_the_order_of_the_file_decides_nothing_and_the_seed_does(tmp_path: Path) -> None:
+def test_read_parts_depends_on_the_seed_not_the_file_order(tmp_path: Path) -> None:
     rows = [line(f"q{at}", f"Paragraph {at % 7}.") for at in range(30)]
     write_lines(tmp_path / EVALUATION, [line("held", "Held.")])
     write_lines(tmp_path / TRAIN, rows)
@@ -62,38 +57,27 @@ def test_the_order_of_the_file_decides_nothing_and_the_seed_does(tmp_path: Path)
     assert parts(tmp_path, 10, 1, seed=6)[0].questions != first[0].questions
 
 
-def test_rows_and_groups_belong_together(tmp_path: Path) -> None:
+def test_read_parts_groups_are_the_paragraphs(tmp_path: Path) -> None:
     train, held = parts(write_data(tmp_path), 30, 15)
     assert len(set(train.groups)) == 10 and len(set(held.groups)) == 5
     both = train + held
     assert len(both) == len(both.references) == len(both.groups) == 45
-    for question, group in zip(both.questions, both.groups, strict=True):
-        assert question.contexts[0].chunk_id == f"paragraph#{group}"
-    assert (
-        len({(question.contexts[0].text, group) for question, group in zip(both.questions, both.groups, strict=True)})
-        == 15
-    )
+    texts = [question.contexts[0] for question in both.questions]
+    assert [context.chunk_id for context in texts] == [f"paragraph#{group}" for group in both.groups]
+    assert len({(context.text, group) for context, group in zip(texts, both.groups, strict=True)}) == 15
 
 
-def test_questions_without_answer_question_or_paragraph_and_blank_lines_are_passed_over(tmp_path: Path) -> None:
+def test_read_parts_skips_incomplete_questions(tmp_path: Path) -> None:
     write_lines(tmp_path / EVALUATION, [line("held", "Held.")])
-    rows = [
-        line("good"),
-        line("unanswerable", answers=()),
-        line("blank", answers=(" ", "")),
-        line("empty", context=" "),
-    ]
-    file = write_lines(tmp_path / TRAIN, rows)
+    wrong = [line("a", answers=()), line("b", answers=(" ", "")), line("c", context=" "), line("d") | {"question": " "}]
+    file = write_lines(tmp_path / TRAIN, [line("good"), *wrong])
     file.write_text(file.read_text() + "\n\n")
     assert [one.interaction_id for one in parts(tmp_path, 1, 1)[0].questions] == ["good"]
-    with pytest.raises(
-        AbstainError,
-        match="^2 questions with an answer are wanted, and there are 1 in .*: lower `sizes`, or give --size",
-    ):
+    with pytest.raises(AbstainError, match="^2 questions with an answer are wanted, and there are 1"):
         parts(tmp_path, 2, 1)
 
 
-def test_a_compressed_file_is_the_same(tmp_path: Path) -> None:
+def test_read_parts_of_a_compressed_file(tmp_path: Path) -> None:
     plain = parts(write_data(tmp_path), 5, 5)
     packed = tmp_path / f"{TRAIN}.gz"
     packed.write_bytes(gzip.compress((tmp_path / TRAIN).read_bytes()))
@@ -112,7 +96,7 @@ def test_a_compressed_file_is_the_same(tmp_path: Path) -> None:
     ],
     ids=["cut", "no context", "deep"],
 )
-def test_a_wrong_line_is_named(tmp_path: Path, text: str, says: str) -> None:
+def test_read_parts_wrong_line_is_named(tmp_path: Path, text: str, says: str) -> None:
     write_data(tmp_path)
     (tmp_path / TRAIN).write_text(f"{text}\n")
     with pytest.raises(AbstainError, match=says) as raised:
@@ -120,7 +104,7 @@ def test_a_wrong_line_is_named(tmp_path: Path, text: str, says: str) -> None:
     assert "\n" not in str(raised.value) and TRAIN in str(raised.value)
 
 
-def test_a_file_that_is_not_text_or_not_there(tmp_path: Path) -> None:
+def test_read_parts_unreadable_file_is_named(tmp_path: Path) -> None:
     write_data(tmp_path)
     (tmp_path / TRAIN).write_bytes(b"\xff\xfe\x00")
     with pytest.raises(AbstainError, match=f"{TRAIN} line 1: not valid UTF-8"):

@@ -1,8 +1,3 @@
-"""The study's flow for real, on a few of the sample's facts: killed, taken up again, with a bad cell among good ones.
-
-Its models are tiny ones: a cell by the embedded model is in tests/studies/test_cell.py.
-"""
-
 from __future__ import annotations
 
 import json
@@ -11,7 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,30 +58,7 @@ print("artifact", json.dumps(Artifact.get("study").data))
 """
 
 
-@dataclass(frozen=True)
-class Ran:
-    """What the runs printed, by first word; and how many cells there were when the first one was killed."""
-
-    project: Project
-    said: list[tuple[str, str]]
-    killed_at: int
-
-    def of(self, word: str) -> list[str]:
-        return [rest for first, rest in self.said if first == word]
-
-    @property
-    def report(self) -> dict[str, Any]:
-        return read_json(self.project.root / "report" / "report.json")
-
-
-def study(*arguments: str) -> None:
-    """`python -m studies.run ARGUMENTS` in this process, up to what is wrong with them."""
-    done = CliRunner().invoke(app, arguments)
-    assert done.exception is not None, done.output
-    raise done.exception
-
-
-def test_what_is_wrong_is_said_in_a_line_before_anything_starts(tmp_path: Path) -> None:
+def test_run_study_wrong_arguments_are_one_line(tmp_path: Path) -> None:
     file, data = str(write_study(tmp_path)), str(write_data(tmp_path / "data"))
     for arguments, says in (
         ((str(tmp_path / "none.yaml"), "--data", data), "none.yaml is missing"),
@@ -98,37 +70,38 @@ def test_what_is_wrong_is_said_in_a_line_before_anything_starts(tmp_path: Path) 
         ((file, "--data", data, "--size", "tiny=999,5"), "999 questions with an answer are wanted, and there are 30"),
         ((file, "--data", data, "--out", file), f"--out {file} cannot be a folder: File exists"),
     ):
-        with pytest.raises(AbstainError, match=says) as raised:
-            study(*arguments)
-        assert "\n" not in str(raised.value)
+        error = CliRunner().invoke(app, arguments).exception
+        assert isinstance(error, AbstainError) and says in str(error) and "\n" not in str(error)
+
+
+def make_project(folder: Path, server: str) -> tuple[Project, dict[str, Any]]:
+    """A project with the data and the study, and the models of the study."""
+    project = replace(new_project(folder), server=server)
+    write_data(project.root / "data")
+    models = tiny_models(save_speaking_model(project.root / "tiny"))
+    write_study(project.root, models=models)
+    return project, models
 
 
 @pytest.mark.slow
-def test_a_study_computes_its_cells_and_writes_its_report(tmp_path: Path, prefect_server: str) -> None:
-    project = replace(new_project(tmp_path), server=prefect_server)
-    write_data(project.root / "data")
-    models = tiny_models(save_speaking_model(project.root / "tiny"))
-    file = write_study(project.root, models=models)
-    done = project.command([*RUN, file.name, "--data", "data", "--out", "report"])
+def test_study_computes_its_cells_and_writes_its_report(tmp_path: Path, prefect_server: str) -> None:
+    project, _ = make_project(tmp_path, prefect_server)
+    done = project.command([*RUN, "small.yaml", "--data", "data", "--out", "report"])
     assert done.returncode == 0, done.stdout + done.stderr
-    assert len(list((project.home / "studies" / "small").glob("*.json"))) == 2
-    report = project.root / "report" / "report.json"
-    assert read_json(report)["missing"] == {}
-    assert read_json(report)["tables"].keys() == DECLARED["tables"].keys()
+    report = read_json(project.root / "report" / "report.json")
+    assert report["missing"] == {} and report["tables"].keys() == DECLARED["tables"].keys()
     cells = [read_json(file)["result"] for file in (project.home / "studies" / "small").glob("*.json")]
+    assert len(cells) == 2
     for cell in cells:
         assert cell["computed"]["perturbing"]["forward_tokens"] > 0 and cell["columns"] > 100
         assert all(0 < row["mse"] < 1 and row["labelled"] == 6 for row in cell["by_threshold"])
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> Ran:
-    """An experiment killed after its first cell; then the rest, again, without a cell, and with a bad one."""
-    project = replace(new_project(tmp_path_factory.mktemp("study")), server=prefect_server)
-    write_data(project.root / "data")
-    models = tiny_models(save_speaking_model(project.root / "tiny"))
-    file = write_study(project.root, models=models)
-    command = [sys.executable, "-m", "studies.run", file.name, "--data", "data"]
+def ran(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> tuple[Project, dict[str, list[str]]]:
+    """A study killed after its first cell; then the rest, again, without a cell, and with a bad one."""
+    project, models = make_project(tmp_path_factory.mktemp("study"), prefect_server)
+    command = [sys.executable, "-m", "studies.run", "small.yaml", "--data", "data"]
     process = project.start(command, stderr=subprocess.STDOUT)
     patience = threading.Timer(240, process.kill)
     patience.start()
@@ -146,23 +119,27 @@ def ran(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> Ran:
     write_study(project.root, models=models)
     done = project.command(["python", "-c", RUNS, str(project.home)])
     assert done.returncode == 0, done.stdout + done.stderr
-    said = [tuple(line.split(" ", 1)) for line in done.stdout.splitlines() if " " in line]
-    return Ran(project, said, killed_at)  # type: ignore[arg-type]
+    printed: dict[str, list[str]] = {"killed": [str(killed_at)]}
+    for line in done.stdout.splitlines():
+        word, _, rest = line.partition(" ")
+        printed.setdefault(word, []).append(rest)
+    return project, printed
 
 
 @pytest.mark.slow
-@pytest.mark.soak(twin="test_a_study_computes_its_cells_and_writes_its_report")
-def test_a_killed_run_goes_on_where_it_was_and_a_finished_one_computes_nothing(ran: Ran) -> None:
-    assert ran.killed_at == 1
-    rest, second, without_a_file = ran.of("done")
+@pytest.mark.soak(twin="test_study_computes_its_cells_and_writes_its_report")
+def test_study_killed_run_continues_and_finished_run_is_cached(ran: tuple[Project, dict[str, list[str]]]) -> None:
+    _, printed = ran
+    assert printed["killed"] == ["1"]
+    rest, second, without_a_file = printed["done"]
     assert rest.startswith("2 1 ") and second.startswith("2 0 ") and without_a_file.startswith("2 1 ")
-    assert ran.of("same") == ["True"]
+    assert printed["same"] == ["True"]
 
 
 @pytest.mark.slow
-@pytest.mark.soak(twin="test_a_study_computes_its_cells_and_writes_its_report")
-def test_a_cell_whose_file_is_gone_asks_no_model_anything(ran: Ran) -> None:
-    (text,) = ran.of("again")
+@pytest.mark.soak(twin="test_study_computes_its_cells_and_writes_its_report")
+def test_study_cell_without_file_is_read_from_the_cache(ran: tuple[Project, dict[str, list[str]]]) -> None:
+    (text,) = ran[1]["again"]
     before, after = json.loads(text)
     assert before["result"]["computed"]["perturbing"]["forward_tokens"] > 0
     assert {cost["forward_tokens"] for cost in after["result"]["computed"].values()} == {0}
@@ -171,40 +148,41 @@ def test_a_cell_whose_file_is_gone_asks_no_model_anything(ran: Ran) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.soak(twin="test_a_study_computes_its_cells_and_writes_its_report")
-def test_a_bad_cell_leaves_the_others_done_and_a_gap_that_is_named(ran: Ran) -> None:
-    (error,) = ran.of("error:")
+@pytest.mark.soak(twin="test_study_computes_its_cells_and_writes_its_report")
+def test_study_failed_cell_leaves_a_named_gap(ran: tuple[Project, dict[str, list[str]]]) -> None:
+    project, printed = ran
+    (error,) = printed["error:"]
     assert error.startswith("A508: 1 of 3 cells could not be computed, the first one, embedded by absent, K = 2")
     assert "model 'nobody/no-such-model' cannot be found" in error and "report.md has the others" in error
-    tables = ran.report["tables"]
-    assert len(ran.report["missing"]) == len(tables["11"]["missing"]) == 1
+    report = read_json(project.root / "report" / "report.json")
+    tables = report["tables"]
+    assert len(report["missing"]) == len(tables["11"]["missing"]) == 1
     missing, done, paper = tables["11"]["rows"]
     assert "auroc" not in missing and "nobody/no-such-model" in missing["missing"]
     assert 0 <= done["withheld"] <= 1 and done["perturbation"] == "embedded" and paper["of"] == "paper"
     assert not tables["2"]["missing"] and not tables["headline"]["missing"]
-    assert {line["baseline"] for line in tables["headline"]["baselines"][0]["baselines"]} >= {
-        "sequence_log_prob",
-        "yes_score",
-        "length_only",
-    }
+    baselines = {line["baseline"] for line in tables["headline"]["baselines"][0]["baselines"]}
+    assert baselines >= {"sequence_log_prob", "yes_score", "length_only"}
 
 
 @pytest.mark.slow
-@pytest.mark.soak(twin="test_a_study_computes_its_cells_and_writes_its_report")
-def test_every_cell_is_a_task_with_its_name_and_the_report_an_artifact(ran: Ran) -> None:
-    (text,) = ran.of("tasks")
+@pytest.mark.soak(twin="test_study_computes_its_cells_and_writes_its_report")
+def test_study_cells_are_tasks_and_the_report_an_artifact(ran: tuple[Project, dict[str, list[str]]]) -> None:
+    project, printed = ran
+    (text,) = printed["tasks"]
     tasks = [tuple(task) for task in json.loads(text) if " by " in task[0]]
     good = "embedded by embedded, K = 3, random, single shot, cosine, random forest, 12 + 6"
     assert tasks.count((good, "COMPLETED")) == 4
     assert [state for name, state in tasks if "absent" in name] == ["FAILED"]
-    (artifact,) = ran.of("artifact")
-    assert json.loads(artifact) == (ran.project.root / "report" / "report.md").read_text()
+    (artifact,) = printed["artifact"]
+    assert json.loads(artifact) == (project.root / "report" / "report.md").read_text()
 
 
 @pytest.mark.slow
-@pytest.mark.soak(twin="test_a_study_computes_its_cells_and_writes_its_report")
-def test_the_command_fails_where_a_cell_does_and_prints_where_the_report_is(ran: Ran) -> None:
-    bad = ran.project.command([*RUN, "bad.yaml", "--data", "data", "--table", "11", "--out", "of-bad"])
+@pytest.mark.soak(twin="test_study_computes_its_cells_and_writes_its_report")
+def test_run_study_failed_cell_names_the_report(ran: tuple[Project, dict[str, list[str]]]) -> None:
+    project, _ = ran
+    bad = project.command([*RUN, "bad.yaml", "--data", "data", "--table", "11", "--out", "of-bad"])
     assert bad.returncode == 1 and len(bad.stderr.strip().splitlines()) == 1
     assert bad.stderr.startswith("error A508: 1 of 2 cells") and "of-bad/report.md" in bad.stderr
-    assert list(read_json(ran.project.root / "of-bad" / "report.json")["tables"]) == ["11"]
+    assert list(read_json(project.root / "of-bad" / "report.json")["tables"]) == ["11"]

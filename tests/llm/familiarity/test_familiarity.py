@@ -128,7 +128,7 @@ def test_self_familiarity_is_that_of_the_concepts(scorer: SelfFamiliarity, monke
     assert both.find_unfamiliar(2.0) == [name for _, name in sorted(zip(scores, ["Tuplet", "Fugue"], strict=True))]
     assert both.find_unfamiliar(0.0) == []
     assert len(unscored.concepts) == 1 and unscored.score is None and unscored.find_unfamiliar(1.0) == []
-    assert scorer.cost.rows == 4  # two concepts, explained and guessed
+    assert scorer.cost.rows == 6  # three concepts, explained and guessed
 
 
 @pytest.mark.heavy
