@@ -1,4 +1,4 @@
-"""The benchmarks run, so that they never rot: small here, with a tiny base model; `make soak` has the embedded one."""
+"""The benchmarks run: small, and with a tiny base model."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def deep_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def printed(
     deep_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., str]:
-    """What a benchmark prints of the tiny model, in this process."""
+    """Run a benchmark with the tiny model in this process, and return its output."""
     for name, value in {"HOME": str(tmp_path), "DEVICE": "cpu", "DTYPE": "float32"}.items():
         monkeypatch.setenv(f"ABSTAIN_{name}", value)
 
@@ -66,7 +66,7 @@ def printed(
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> Callable[..., str]:
-    """What a benchmark of this checkout prints as it is started by hand; `python`: a warm one, or by its path a cold."""
+    """Run `python -m` a benchmark, and return its output; with `sys.executable` as `python` in a cold process."""
     folder = tmp_path_factory.mktemp("benchmarks")
     project = Project(ROOT, folder / "home", prefect_server)
     for name in ("home", "empty"):
@@ -81,47 +81,27 @@ def run(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> Callab
     return printed
 
 
-def compares_extraction(said: str) -> None:
-    # Which of the two is said depends on the dtype that suits the processor.
-    assert said.count("cosine at least 0.999") + said.count("equal within") == 4 and "equal within" in said
-    assert "NLLs off from float32" in said
+def test_extraction_benchmark_compares_before_it_times(printed: Callable[..., str]) -> None:
+    output = printed(extraction.main, "--rows", "4", "--repeats", "1")
+    # The processor decides which of the two is compared.
+    assert output.count("cosine at least 0.999") + output.count("equal within") == 4 and "equal within" in output
+    assert "NLLs off from float32" in output
 
 
-def counts_perturbation(said: str) -> None:
-    counted = re.findall(r"\| \w+ \| \w+ \| [\d,]+ \| [\d,]+ \| \*\*\d+\.\d\d\*\* \| \d+ \|$", said, re.MULTILINE)
-    assert len(counted) == 8 and said.count("2 of 2") == 4
-    assert len(re.findall(r"a context \| 2 \| [\d,]+ \| [\d,]+ \|", said)) == 2
+def test_perturbation_benchmark_counts_tokens(printed: Callable[..., str]) -> None:
+    output = printed(perturbation.main, "--contexts", "2", "--timed", "1", "--tokens", "2")
+    rows = re.findall(r"\| \w+ \| \w+ \| [\d,]+ \| [\d,]+ \| \*\*\d+\.\d\d\*\* \| \d+ \|$", output, re.MULTILINE)
+    assert len(rows) == 8 and output.count("2 of 2") == 4
+    assert len(re.findall(r"a context \| 2 \| [\d,]+ \| [\d,]+ \|", output)) == 2
 
 
-def counts_scaling(said: str) -> None:
-    share = re.search(r"(\d+\.\d+)% of that", said)
-    assert share is not None and float(share[1]) < 10 and "| 100 |" in said
+def test_scaling_benchmark_reads_only_new_rows(printed: Callable[..., str]) -> None:
+    output = printed(scaling.main, "--rows", "40", "--sizes", "100")
+    share = re.search(r"(\d+\.\d+)% of that", output)
+    assert share is not None and float(share[1]) < 10 and "| 100 |" in output
 
 
-def ranks_scorers(said: str, rows: int) -> None:
-    assert f"{rows} training answers, {rows} test answers" in said
-    assert "out-of-fold AUROC by place: residual 8 0." in said and said.count("<- the best of them") == 1
-    assert len(re.findall(r"^\| `\w+` \| 0\.\d{3} \|", said, re.MULTILINE)) > 12
-
-
-EXTRACTION = ("--rows", "4", "--repeats", "1")
-PERTURBATION = ("--contexts", "2", "--timed", "1", "--tokens", "2")
-SCALING = ("--rows", "40", "--sizes", "100")
-
-
-def test_extraction_compares_before_it_times(printed: Callable[..., str]) -> None:
-    compares_extraction(printed(extraction.main, *EXTRACTION))
-
-
-def test_perturbation_compares_before_it_times(printed: Callable[..., str]) -> None:
-    counts_perturbation(printed(perturbation.main, *PERTURBATION))
-
-
-def test_scaling_reads_only_new_rows(printed: Callable[..., str]) -> None:
-    counts_scaling(printed(scaling.main, *SCALING))
-
-
-def test_the_study_of_familiarity_has_its_three_tables(
+def test_familiarity_benchmark_prints_three_tables(
     printed: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(familiarity, "N_RESAMPLES", 100)
@@ -137,9 +117,9 @@ def test_the_study_of_familiarity_has_its_three_tables(
     for name, rows in tables.items():
         with gzip.open(tmp_path / f"{name}.jsonl.gz", "wt") as file:
             file.writelines(f"{json.dumps(row)}\n" for row in rows)
-    said = printed(familiarity.main, str(tmp_path))
-    assert "5 of 7 are not fictional" in said and "2 of 4 are about real ones" in said
-    rows = re.findall(r"^\| ([\w -]+?)(?: \(\d+ without a score\))? \| (?:\d\.\d{3}|nan) \(", said, re.MULTILINE)
+    output = printed(familiarity.main, str(tmp_path))
+    assert "5 of 7 are not fictional" in output and "2 of 4 are about real ones" in output
+    rows = re.findall(r"^\| ([\w -]+?)(?: \(\d+ without a score\))? \| (?:\d\.\d{3}|nan) \(", output, re.MULTILINE)
     alone = printed(familiarity.main, str(tmp_path), "--concepts", "1", "--questions", "0")
     assert "2 of 3 are not fictional" in alone and "table 2" not in alone
     assert rows == [familiarity.SELF_FAMILIARITY, *BASELINES] * 2 + [
@@ -149,47 +129,33 @@ def test_the_study_of_familiarity_has_its_three_tables(
 
 
 @NEEDS_VERDICTS
-def test_the_familiarity_of_questions_is_compared(printed: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_question_familiarity_benchmark_compares_scores(
+    printed: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(question_familiarity, "N_RESAMPLES", 100)
     monkeypatch.setattr(question_familiarity, "FamiliarityConfig", SHORT)
     monkeypatch.setattr(question_familiarity.SelfFamiliarity, "estimate_threshold", lambda self: 0.5)
-    said = printed(question_familiarity.main, "--verdicts", "--rows", "24")
-    assert "24 answers in" in said and len(re.findall(r"AUROC of [\w -]+: 0\.\d{3} \(", said)) == 3
+    output = printed(question_familiarity.main, "--verdicts", "--rows", "24")
+    assert "24 answers in" in output and len(re.findall(r"AUROC of [\w -]+: 0\.\d{3} \(", output)) == 3
 
 
 @NEEDS_VERDICTS
-def test_scorers_are_ranked(printed: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_scorers_benchmark_ranks_scorers(
+    printed: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(scorers, "SITES", scorers.SITES[:2])
     monkeypatch.setattr(scorers, "N_RESAMPLES", 100)
     small = full_params().model_dump(mode="json")
     small["regressors"]["trees"], small["probe"]["max_epochs"], small["perturbation"]["tokens"] = 30, 3, 3
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(small))
     fast = ("--params", str(tmp_path / "params.yaml"), "--without", *COSTLY, "yes_score_fused", "entropy")
-    ranks_scorers(printed(scorers.main, "--rows", "24", *fast), 24)
+    output = printed(scorers.main, "--rows", "24", *fast)
+    assert "24 training answers, 24 test answers" in output
+    assert "out-of-fold AUROC by place: residual 8 0." in output and output.count("<- the best of them") == 1
+    assert len(re.findall(r"^\| `\w+` \| 0\.\d{3} \|", output, re.MULTILINE)) > 12
 
 
-@pytest.mark.soak(twin="test_extraction_compares_before_it_times")
-def test_extraction_with_the_embedded_model(run: Callable[..., str]) -> None:
-    compares_extraction(run("benchmarks.extraction", *EXTRACTION))
-
-
-@pytest.mark.soak(twin="test_perturbation_compares_before_it_times")
-def test_perturbation_with_the_embedded_model(run: Callable[..., str]) -> None:
-    counts_perturbation(run("benchmarks.perturbation", *PERTURBATION))
-
-
-@pytest.mark.soak(twin="test_scaling_reads_only_new_rows")
-def test_scaling_with_the_embedded_model(run: Callable[..., str]) -> None:
-    counts_scaling(run("benchmarks.scaling", *SCALING))
-
-
-@NEEDS_VERDICTS
-@pytest.mark.soak(twin="test_scorers_are_ranked")
-def test_scorers_with_the_embedded_model(run: Callable[..., str]) -> None:
-    ranks_scorers(run("benchmarks.scorers", "--rows", "24", "--without", *COSTLY), 24)
-
-
-def test_gpu_equality_sees_wrong_log_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_equality_detects_wrong_log_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(equality, "FAMILIES", {"Llama": equality.FAMILIES["Llama"]})
     monkeypatch.setattr(equality, "LIMITS", {torch.float32: equality.LIMITS[torch.float32]})
     assert all(within for _, within in equality.check_equality(torch.device("cpu")))
@@ -199,48 +165,32 @@ def test_gpu_equality_sees_wrong_log_probabilities(monkeypatch: pytest.MonkeyPat
     assert broken == {"nll", "choices", "answers", "beams"}
 
 
-def test_memory_is_measured_in_fresh_processes(run: Callable[..., str]) -> None:
-    said = run("benchmarks.memory", "--rows", "20", "--width", "64", "--architectures", "linear", python=sys.executable)
-    assert "| assemble |" in said and "| train linear," in said
+def test_memory_benchmark_runs_in_fresh_processes(run: Callable[..., str]) -> None:
+    output = run(
+        "benchmarks.memory", "--rows", "20", "--width", "64", "--architectures", "linear", python=sys.executable
+    )
+    assert "| assemble |" in output and "| train linear," in output
 
 
-@pytest.mark.soak(twin="test_memory_is_measured_in_fresh_processes")
-def test_memory_is_measured_for_every_architecture(run: Callable[..., str]) -> None:
-    said = run("benchmarks.memory", "--rows", "20", "--width", "64", python=sys.executable)
-    assert all(f"| train {name}," in said for name in ("linear", "attention", "pca", "lstm"))
+def test_probe_benchmark_times_an_exported_file(run: Callable[..., str]) -> None:
+    output = run("benchmarks.probe", "--widths", "32", "--repeats", "1", "--architectures", "linear")
+    assert len(re.findall(r"^\| linear \| 32 \|", output, re.MULTILINE)) == 2
 
 
-def test_probe_times_an_exported_file(run: Callable[..., str]) -> None:
-    said = run("benchmarks.probe", "--widths", "32", "--repeats", "1", "--architectures", "linear")
-    assert len(re.findall(r"^\| linear \| 32 \|", said, re.MULTILINE)) == 2
+def test_retrieval_benchmark_compares_both_indexes(run: Callable[..., str]) -> None:
+    output = run("benchmarks.retrieval", "--parts", "sample", "latency", "--chunks", "2000", "--queries", "20")
+    assert "| the sample | 108 | 587 |" in output and output.count("| pgvector |") == 4
 
 
-@pytest.mark.soak(twin="test_probe_times_an_exported_file")
-def test_probe_times_every_architecture(run: Callable[..., str]) -> None:
-    said = run("benchmarks.probe", "--widths", "32", "--repeats", "1")
-    assert all(name in said for name in ("linear", "lstm", "attention", "pca"))
-
-
-def test_retrieval_compares_both_indexes(run: Callable[..., str]) -> None:
-    said = run("benchmarks.retrieval", "--parts", "latency", "--chunks", "2000", "--queries", "20")
-    assert said.count("| pgvector |") == 4
-
-
-@pytest.mark.soak(twin="test_retrieval_compares_both_indexes")
-def test_retrieval_finds_the_sample_s_chunks(run: Callable[..., str]) -> None:
-    said = run("benchmarks.retrieval", "--parts", "sample", "latency", "--chunks", "2000", "--queries", "20")
-    assert "| the sample | 108 | 587 |" in said and said.count("| pgvector |") == 4
-
-
-def test_ingest_is_measured_as_a_user_runs_it(run: Callable[..., str]) -> None:
-    said = run("benchmarks.ingest", "--rows", "1000")
+def test_ingest_benchmark_measures_the_commands(run: Callable[..., str]) -> None:
+    output = run("benchmarks.ingest", "--rows", "1000")
     counts = r"1,000 read, 9\d\d accepted, \d+ duplicate, 0 pending, \d+ quarantined"
-    assert re.search(rf"\| 1,000 \| ingest \| \d+\.\d \| \d+\.\d \| \d\.\d\d \| {counts} \|", said)
-    assert re.search(r"\| 1,000 \| validate, dataset \| .* \| [\d,]+ labelled answers \|", said)
-    assert "| 1,000 | together |" in said
+    assert re.search(rf"\| 1,000 \| ingest \| \d+\.\d \| \d+\.\d \| \d\.\d\d \| {counts} \|", output)
+    assert re.search(r"\| 1,000 \| validate, dataset \| .* \| [\d,]+ labelled answers \|", output)
+    assert "| 1,000 | together |" in output
 
 
-def test_the_gate_server_reads_nothing_for_given_states(run: Callable[..., str]) -> None:
-    said = run("benchmarks.serving", "--seconds", "1", "--answers", "4", "--in-flight", "2", "--repeats", "1")
-    assert "\n  0 tokens read by the base model\n" in said and said.count(" p99 ") == 2
-    assert re.search(r"ready after \d+\.\d s of CPU", said)
+def test_serving_benchmark_reads_nothing_for_given_states(run: Callable[..., str]) -> None:
+    output = run("benchmarks.serving", "--seconds", "1", "--answers", "4", "--in-flight", "2", "--repeats", "1")
+    assert "\n  0 tokens read by the base model\n" in output and output.count(" p99 ") == 2
+    assert re.search(r"ready after \d+\.\d s of CPU", output)

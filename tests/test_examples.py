@@ -1,5 +1,3 @@
-"""The examples of the docstrings give the output that they show."""
-
 from __future__ import annotations
 
 import doctest

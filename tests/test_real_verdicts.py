@@ -1,5 +1,3 @@
-"""The guarantee on people's verdicts: on made-up ones, and on a small part of the published ones."""
-
 from __future__ import annotations
 
 import re
@@ -32,7 +30,7 @@ from benchmarks.real_verdicts import (
     split_by_topic,
 )
 from benchmarks.scorers import FILE, LabelledAnswers, read_labelled_answers
-from tests.benchmarks.datasets.upstream import judged, write_records
+from tests.benchmarks.datasets.upstream import make_record, write_records
 from tests.checkout import shipped_params
 
 NEEDS_VERDICTS = pytest.mark.skipif(not FILE.exists(), reason="../shared/data/qa_from_hf is not here")
@@ -41,8 +39,7 @@ PARAMS: Params = shipped_params()
 
 
 def records(rounds: Iterable[int], answers: int = 120) -> list[dict[str, Any]]:
-    """Of each round half of the long-term system, two to a topic, a third refusals; `log_prob` says much and
-    `class_log_prob` nothing."""
+    """Half of each round is of the long-term system, a third refusals; `log_prob` is informative."""
     drawn, made = np.random.default_rng(1), []
     for number in rounds:
         for at in range(answers):
@@ -51,7 +48,7 @@ def records(rounds: Iterable[int], answers: int = 120) -> list[dict[str, Any]]:
             changes = {"study": "long-term" if at % 2 else "parallel", "round": number, "title": f"{number}.{at // 4}"}
             changes |= {"log_prob": number * log_prob, "class_log_prob": drawn.normal()}
             changes |= {"model_answer": "[Unanswerable given the paragraph below]"} if at % 3 == 0 else {}
-            made.append(judged(f"{number}.{at}", verdict, **changes))
+            made.append(make_record(f"{number}.{at}", verdict, **changes))
     return made
 
 
@@ -71,14 +68,14 @@ def reviewed(wrong: int, rows: int, a_topic: int = 1) -> ReviewedAnswers:
     return ReviewedAnswers(np.full(rows, 0.5), (at >= wrong).astype(int), groups=at // a_topic)
 
 
-def test_a_target_is_refuted_as_a_binomial_test_refutes_it() -> None:
+def test_compute_p_value_is_that_of_a_binomial_test() -> None:
     p_value = compute_p_value(reviewed(30, 100), reviewed(30, 100), 0.5, 0.8)
     assert p_value == pytest.approx(binom.sf(29, 100, 0.2)) and p_value < real_verdicts.REJECTED_BELOW
     assert compute_p_value(reviewed(0, 100), reviewed(30, 100), 0.5, 0.8) == 1
     assert compute_p_value(reviewed(30, 100), reviewed(30, 100), 0.6, 0.8) == 1, "nothing is shown"
 
 
-def test_answers_that_err_together_refute_less() -> None:
+def test_compute_p_value_uses_the_design_effect() -> None:
     together = reviewed(30, 100, a_topic=10)
     assert compute_p_value(together, together, 0.5, 0.8) == pytest.approx(binom.sf(2, 10, 0.2))
     correct = [0, 0] * 10 + [0, 1] * 10 + [1, 1] * 30
@@ -88,8 +85,8 @@ def test_answers_that_err_together_refute_less() -> None:
     assert compute_p_value(pairs, pairs, 0.5, 0.8) == pytest.approx(betainc(0.3 * n_eff, 0.7 * n_eff + 1, 0.2))
 
 
-def test_no_topic_of_a_round_and_none_of_the_validation_answers_is_trained_on(tmp_path: Path) -> None:
-    rows = [*records((1, 2, 3)), judged("again", title="3.0")]
+def test_divide_round_shares_no_topic(tmp_path: Path) -> None:
+    rows = [*records((1, 2, 3)), make_record("again", title="3.0")]
     found = read(tmp_path, rows)
     train, validation, drawn, others = divide_round(found, 3, 0)
     topics = [set(found.topic[rows]) for rows in (train, validation)]
@@ -100,7 +97,7 @@ def test_no_topic_of_a_round_and_none_of_the_validation_answers_is_trained_on(tm
     assert {*divide_round(found, 3, 1)[2]} != {*drawn}
 
 
-def test_only_fresh_reviews_know_a_round(tmp_path: Path) -> None:
+def test_evaluate_division_only_fresh_reviews_use_the_round(tmp_path: Path) -> None:
     rows = records((1, 2, 3))
     before, after = (evaluate_division(read(tmp_path, of), PARAMS, 3, 0) for of in (rows, flipped(rows, 3)))
     assert np.array_equal(before.confidence, after.confidence) and not np.isnan(before.confidence).any()
@@ -109,29 +106,23 @@ def test_only_fresh_reviews_know_a_round(tmp_path: Path) -> None:
     guarantee = ("past", 0.8, "guaranteed")
     kept, broken = before.shown[guarantee], after.shown[guarantee]
     assert kept is not None and broken is not None and np.array_equal(kept.shown, broken.shown)
-    assert broken.p_value < real_verdicts.REJECTED_BELOW <= kept.p_value, (
-        "the test sees that the verdicts are the opposite"
-    )
+    assert broken.p_value < real_verdicts.REJECTED_BELOW <= kept.p_value
     assert after.shown["fresh", 0.8, "guaranteed"] is None, "and fresh reviews guarantee nothing"
 
 
-def test_figures_count_withheld_answers(tmp_path: Path) -> None:
+def test_format_metrics_counts_withheld_answers(tmp_path: Path) -> None:
     verdicts = (CORRECT, CORRECT, WRONG, CORRECT, CORRECT, WRONG, WRONG)
-    found = read(tmp_path, [judged(str(at), verdict, title=str(at)) for at, verdict in enumerate(verdicts)])
+    found = read(tmp_path, [make_record(str(at), verdict, title=str(at)) for at, verdict in enumerate(verdicts)])
     rows = np.arange(7)
     one = ThresholdOutcome(rows, rows < 3, 1.0)
     none = ThresholdOutcome(rows, np.zeros(7, bool), 0.01)
     assert format_means(found, [one, none]) == ["0.214", "0.667", "50%"], "the mean precision is of those that show any"
-    assert [figure[:5] for figure in format_shown_metrics(found, [one], rows >= 0)] == [
-        "0.429",
-        "0.667",
-        "0.667",
-        "0.500",
-    ]
+    shown = [figure[:5] for figure in format_shown_metrics(found, [one], rows >= 0)]
+    assert shown == ["0.429", "0.667", "0.667", "0.500"]
     assert [figure[:5] for figure in format_shown_metrics(found, [one], rows < 2)] == ["1.000", "1.000", "-", "0.000"]
 
 
-def test_errors_of_calibrators_do_not_even_out_in_the_ece_of_one_division() -> None:
+def test_mean_division_ece_does_not_cancel_errors() -> None:
     correct, probability, division = np.array([1, 0]), np.array([0.55, 0.55]), np.array([0, 1])
     weight = np.array([[1.0, 1.0], [2.0, 1.0], [1.0, 0.0]])
     assert mean_division_ece(correct, probability, division, weight) == pytest.approx([0.5, 0.5, np.nan], nan_ok=True)
@@ -139,7 +130,7 @@ def test_errors_of_calibrators_do_not_even_out_in_the_ece_of_one_division() -> N
     assert mean_division_ece(correct, probability, division, weight[0]) == pytest.approx(0.5)
 
 
-def test_answers_reviewed_for_two_reasons_weigh_by_the_chance_of_either() -> None:
+def test_simulate_feedback_inclusion_of_two_samples() -> None:
     shown, correct = np.arange(200) < 120, np.arange(200) % 2
     drawn = [simulate_feedback(shown, correct, (0.3, 0.1), np.random.default_rng(seed)) for seed in range(500)]
     inclusion = np.array([one.inclusion for one in drawn])
@@ -149,7 +140,7 @@ def test_answers_reviewed_for_two_reasons_weigh_by_the_chance_of_either() -> Non
     assert np.nansum(1 / inclusion[:, ~shown], axis=1).mean() == pytest.approx(80, rel=0.02), "they stand for all"
 
 
-def test_only_shown_answers_have_a_thumb() -> None:
+def test_simulate_feedback_thumbs_are_of_shown_answers() -> None:
     shown, correct = np.arange(2000) < 1000, np.arange(2000) % 2
     thumb = simulate_feedback(shown, correct, (0.3, 0.1), np.random.default_rng(0)).thumb
     liked = ~np.isnan(thumb)
@@ -159,7 +150,7 @@ def test_only_shown_answers_have_a_thumb() -> None:
     assert np.array_equal(everything.inclusion, np.ones(2000)) and np.isnan(everything.thumb).all()
 
 
-def test_a_topic_is_on_one_side_in_every_round(tmp_path: Path) -> None:
+def test_split_by_topic_keeps_a_topic_on_one_side(tmp_path: Path) -> None:
     rows = [row | {"title": str(at % 30)} for at, row in enumerate(records((1, 2, 3)))]
     found = read(tmp_path, rows)
     sides = [split_by_topic(found, np.flatnonzero(found.round == number), 0) for number in (1, 2, 3)]
@@ -167,7 +158,7 @@ def test_a_topic_is_on_one_side_in_every_round(tmp_path: Path) -> None:
     assert len(train | validation) == 30 and train and validation and not train & validation
 
 
-def test_thumbs_train_and_only_reviews_test(tmp_path: Path) -> None:
+def test_fit_writer_thumbs_train_and_reviews_test(tmp_path: Path) -> None:
     found = read(tmp_path, records((1, 2), answers=160))
     train, validation = split_by_topic(found, np.arange(320), 0)
     kind = np.random.default_rng(0).integers(16, size=320)  # of most topics nothing is known
@@ -192,7 +183,7 @@ def test_thumbs_train_and_only_reviews_test(tmp_path: Path) -> None:
 
 
 @pytest.mark.heavy
-def test_only_what_the_gate_shows_is_liked(tmp_path: Path) -> None:
+def test_replay_rounds_thumbs_are_of_shown_answers(tmp_path: Path) -> None:
     found = read(tmp_path, records((1, 2, 3, 4), answers=300))
     of = replay_rounds(found, PARAMS, 4, 0.8, (1.0, 0.0), 0)
     assert of[2].thumbs == 300, "round 1 has no gate"
@@ -202,17 +193,15 @@ def test_only_what_the_gate_shows_is_liked(tmp_path: Path) -> None:
     assert everything[4].thumbs == 0 and everything[4].reviews > 2 * of[4].reviews > 0
 
 
-def test_everything_is_shown_until_there_is_a_threshold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replay_rounds_without_threshold_shows_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found, liked = read(tmp_path, records((1, 2, 3, 4, 5))), []
 
-    def only_round_3_has_one(
-        judged: LabelledAnswers, params: Params, known: Feedback, number: int, *_: object
-    ) -> ReplayedRound:
+    def threshold_in_round_3(answers: LabelledAnswers, _: Params, known: Feedback, number: int, *__: object) -> Any:
         liked.append((~np.isnan(known.thumb)).sum())
-        ten = ThresholdOutcome(np.flatnonzero(judged.round == number)[:10], np.ones(10, bool), 1.0)
+        ten = ThresholdOutcome(np.flatnonzero(answers.round == number)[:10], np.ones(10, bool), 1.0)
         return ReplayedRound(0, 0, {"guaranteed": None, "heuristic": ten if number == 3 else None})
 
-    monkeypatch.setattr(real_verdicts, "evaluate_round", only_round_3_has_one)
+    monkeypatch.setattr(real_verdicts, "evaluate_round", threshold_in_round_3)
     replay_rounds(found, PARAMS, 5, 0.8, (1.0, 0.0), 0)
     assert liked == [120, 240, 250, 250], "after rounds 1 to 4"
 
@@ -230,7 +219,7 @@ def printed(folder: Path, rows: list[dict[str, Any]], capsys: pytest.CaptureFixt
 
 
 @pytest.mark.slow
-def test_a_later_round_changes_nothing_of_an_earlier_one(
+def test_real_verdicts_later_rounds_do_not_change_earlier_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(real_verdicts, "N_RESAMPLES", 50)
@@ -248,7 +237,7 @@ def test_a_later_round_changes_nothing_of_an_earlier_one(
 
 
 @pytest.mark.slow
-def test_a_replay_has_a_row_for_each_kind_of_feedback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_real_verdicts_replay_has_a_row_per_feedback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = printed(tmp_path, records((1, 2, 3), answers=300), capsys, "3", "--replay")
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in said.splitlines()[2:]]
     assert [row[0] for row in rows] == ["0.8"] * 5 + ["0.75"] * 5 and {len(row) for row in rows} == {12}
@@ -257,7 +246,9 @@ def test_a_replay_has_a_row_for_each_kind_of_feedback(tmp_path: Path, capsys: py
 
 @NEEDS_VERDICTS
 @pytest.mark.slow
-def test_published_verdicts_are_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_real_verdicts_of_published_answers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(real_verdicts, "N_RESAMPLES", 20)
     real_verdicts.main([str(FILE.parent), "--splits", "3", "--divisions", "1", "--rounds", "3"])
     said = capsys.readouterr().out

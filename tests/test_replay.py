@@ -1,5 +1,3 @@
-"""Made-up verdicts, replayed week by week: what each policy shows, and what the monitor says of it."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -33,7 +31,7 @@ def turned(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, Policy],
 
 
 @pytest.mark.heavy
-def test_a_version_that_went_wrong_is_noticed_in_its_first_week(turned: dict[tuple[int, Policy], WeekResult]) -> None:
+def test_replay_weeks_wrong_version_raises_alarms(turned: dict[tuple[int, Policy], WeekResult]) -> None:
     before, after = turned[TURNED - 1, "never retrained"], turned[TURNED, "never retrained"]
     assert before.alarms == [] and before.precision > 0.65
     assert after.alarms == ["guarantee violated", "calibration off"] and after.precision < 0.5
@@ -41,7 +39,7 @@ def test_a_version_that_went_wrong_is_noticed_in_its_first_week(turned: dict[tup
 
 
 @pytest.mark.heavy
-def test_only_what_is_retrained_changes(turned: dict[tuple[int, Policy], WeekResult]) -> None:
+def test_replay_weeks_only_retrained_parts_change(turned: dict[tuple[int, Policy], WeekResult]) -> None:
     live = {policy: [turned[week, policy].live for week in (WEEKS[0], WEEKS[-1])] for _, policy in turned}
     assert live["never retrained"][0] is live["never retrained"][1]
     assert live["recalibrated"][0].regressor is live["recalibrated"][1].regressor
@@ -50,14 +48,14 @@ def test_only_what_is_retrained_changes(turned: dict[tuple[int, Policy], WeekRes
 
 
 @pytest.mark.heavy
-def test_a_guarantee_is_of_the_version_that_is_live(turned: dict[tuple[int, Policy], WeekResult]) -> None:
+def test_replay_weeks_guarantee_is_of_the_live_version(turned: dict[tuple[int, Policy], WeekResult]) -> None:
     shown = {policy: [turned[week, policy].guarantee.reviews for week in WEEKS] for _, policy in turned}
     assert shown["never retrained"] == sorted(set(shown["never retrained"]))
     assert max(shown["retrained"]) <= 120, "the answers of a week"
 
 
 @pytest.mark.heavy
-def test_texts_that_change_are_an_alarm_and_others_are_none(tmp_path: Path) -> None:
+def test_measure_drift_changed_texts_raise_an_alarm(tmp_path: Path) -> None:
     replay = replay_of(tmp_path, records(range(1, 7)))
     rows = np.random.default_rng(0).standard_normal((len(replay.dataset.correct), 8))
     assert measure_drift(replay, 5, {"questions": rows}).alarms == []

@@ -14,7 +14,7 @@ from tests.serving.status_page.builders import listening, make_server
 pytestmark = pytest.mark.heavy  # a server of a tiny model
 
 
-def test_every_attack_is_made(service: GateService, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+def test_hostile_attack_makes_every_attack(service: GateService, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     monkeypatch.setattr(hostile, "HOSTILE", len(hostile.KINDS))
     monkeypatch.setattr(hostile, "RETRY_S", 0.2)
     monkeypatch.setattr(hostile, "LONG", {**hostile.LONG, "contexts": ["word"], "max_new_tokens": 300})

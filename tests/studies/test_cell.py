@@ -39,7 +39,7 @@ def test_experiment_runner_cell_has_every_figure_and_is_cached(runner: Experimen
     again = runner.run(cell)
     assert {cost["forward_tokens"] for cost in again["computed"].values()} == {0}
     assert json.dumps(again | {"computed": 0}) == json.dumps(result | {"computed": 0})
-    other = runner.run(cell.model_copy(update={"metric": "token_f1", "regressor": "linear"}))
+    other = runner.run(cell.model_copy(update={"regressor": "linear"}))
     assert {cost["forward_tokens"] for cost in other["computed"].values()} == {0}
     assert other["by_threshold"][0]["mse"] != result["by_threshold"][0]["mse"]
-    assert other["correctness"] != result["correctness"]
+    assert other["correctness"] == result["correctness"]

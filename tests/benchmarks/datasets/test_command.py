@@ -6,12 +6,12 @@ from typer.testing import CliRunner
 
 from benchmarks.datasets.__main__ import app
 from benchmarks.datasets.qa_from_hf import ABSTENTION
-from tests.benchmarks.datasets.upstream import FORMATS, judged, write_records
+from tests.benchmarks.datasets.upstream import FORMATS, make_record, write_records
 
 
 @pytest.mark.soak(twin="test_import_command_of_every_format_writes_rows")
 def test_import_reports_what_was_written_and_skipped(tmp_path: Path) -> None:
-    file = write_records(tmp_path / "qa.jsonl", judged(), judged("lt-2", model_answer=ABSTENTION))
+    file = write_records(tmp_path / "qa.jsonl", make_record(), make_record("lt-2", model_answer=ABSTENTION))
     out = tmp_path / "out"
     options = ["--verdict", "thumb", "--first-round-at", "2024-05-01T00:00:00Z"]
     done = CliRunner().invoke(app, ["qa_from_hf", str(file), "-o", str(out), *options])

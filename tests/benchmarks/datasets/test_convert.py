@@ -1,8 +1,6 @@
-import gzip
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,8 +10,7 @@ from abstain.ingest.sources.files import make_explicit_sources
 from abstain.knowledge.documents.reader import parse_document
 from benchmarks.datasets import DocumentFile, SkippedRecord, feedbackqa, qa_from_hf, squad
 from benchmarks.datasets.convert import ConversionCounts, convert
-from tests.benchmarks.datasets.upstream import FORMATS, SHARED, asked, judged, passage, write_json, write_records
-from tests.benchmarks.datasets.upstream import squad as squad_file
+from tests.benchmarks.datasets.upstream import FORMATS, SHARED, make_passage, make_record, write_records
 
 pytestmark = pytest.mark.soak(twin="test_import_command_of_every_format_writes_rows")
 
@@ -53,10 +50,10 @@ def test_convert_refuses_files_of_other_formats(tmp_path: Path, name: str) -> No
         (b"{", r"qa\.jsonl line 1: Invalid JSON"),
         (b"\xff\xfe", r"qa\.jsonl line 1: Invalid JSON"),
         (
-            json.dumps(judged()).encode() + b"\n\n" + json.dumps(judged(round="x")).encode(),
+            json.dumps(make_record()).encode() + b"\n\n" + json.dumps(make_record(round="x")).encode(),
             r"qa\.jsonl line 3: round: Input",
         ),
-        (json.dumps(judged("a", "Perhaps")).encode(), "line 1: user_feedback: Input should be 'Correct'"),
+        (json.dumps(make_record("a", "Perhaps")).encode(), "line 1: user_feedback: Input should be 'Correct'"),
         (None, r"qa\.jsonl: cannot be read: No such file"),
     ],
 )
@@ -70,7 +67,7 @@ def test_convert_unreadable_file_writes_nothing(tmp_path: Path, content: bytes |
 
 
 def test_convert_truncated_gzip_is_an_error(tmp_path: Path) -> None:
-    file = write_records(tmp_path / "qa.jsonl.gz", judged())
+    file = write_records(tmp_path / "qa.jsonl.gz", make_record())
     file.write_bytes(file.read_bytes()[:-9])
     with pytest.raises(AbstainError, match=r"qa\.jsonl\.gz: cannot be read: Compressed file ended"):
         convert(qa_from_hf.read([file]), tmp_path / "out")
@@ -86,20 +83,9 @@ def test_convert_does_not_overwrite(tmp_path: Path) -> None:
 
 
 def test_convert_documents_alone_writes_no_rows(tmp_path: Path) -> None:
-    file = write_records(tmp_path / "kb.jsonl", {"kb_id": "WHO-1", **passage()})
+    file = write_records(tmp_path / "kb.jsonl", {"kb_id": "WHO-1", **make_passage()})
     assert convert(feedbackqa.read([file]), tmp_path / "out") == ConversionCounts(documents=1)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["documents"]
-
-
-def official_squad(file: Path, folder: Path) -> Path:
-    """The official JSON of a set that lies here question by question."""
-    articles: dict[str, dict[str, list[Any]]] = {}
-    for line in gzip.decompress(file.read_bytes()).splitlines():
-        one = json.loads(line)
-        question = asked(one["id"], *one["answers"], question=one["question"])
-        question |= {} if one["answerable"] else {"is_impossible": True, "plausible_answers": []}
-        articles.setdefault(one["title"], {}).setdefault(one["context"], []).append(question)
-    return write_json(folder / "squad.json", squad_file(*((title, list(of.items())) for title, of in articles.items())))
 
 
 @pytest.mark.slow
@@ -107,17 +93,6 @@ def official_squad(file: Path, folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "files", "counts"),
     [
-        (
-            "squad",
-            ["squad/squad1_train_head.jsonl.gz"],
-            {"Interaction": 4370, "Review": 4370, "correct": 4370, "Document": 12},
-        ),
-        (
-            "squad",
-            ["squad/squad2_dev_cs224n.jsonl.gz"],
-            {"Interaction": 2910, "Review": 2910, "correct": 2910, "Document": 16}
-            | {"unanswerable, without a plausible answer": 3168},
-        ),
         (
             "qa_from_hf",
             ["qa_from_hf/user_feedback.jsonl.gz"],
@@ -130,10 +105,9 @@ def official_squad(file: Path, folder: Path) -> Path:
         ),
     ],
 )
-def test_published_files_are_imported(tmp_path: Path, name: str, files: list[str], counts: dict[str, int]) -> None:
-    paths = [SHARED / file for file in files]
+def test_convert_published_files(name: str, files: list[str], counts: dict[str, int]) -> None:
     found, documents, cited = Counter[str](), set[str](), set[str]()
-    for item in READ[name]([official_squad(paths[0], tmp_path)] if name == "squad" else paths):
+    for item in READ[name]([SHARED / file for file in files]):
         if isinstance(item, SkippedRecord):
             found[item.reason] += 1
         elif isinstance(item, DocumentFile):

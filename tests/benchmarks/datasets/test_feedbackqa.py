@@ -7,7 +7,7 @@ from abstain.ingest.parsing import parse_object
 from abstain.knowledge.documents.reader import parse_document
 from benchmarks.datasets import DocumentFile, Item, SkippedRecord
 from benchmarks.datasets.feedbackqa import read
-from tests.benchmarks.datasets.upstream import passage, rated, write_records
+from tests.benchmarks.datasets.upstream import make_passage, make_rating, write_records
 
 pytestmark = pytest.mark.soak(twin="test_import_command_of_every_format_writes_rows")
 
@@ -24,7 +24,7 @@ def test_feedbackqa_every_rating_is_a_review(tmp_path: Path) -> None:
         "Bad": (False, False, True),
     }
     *rows, unrated = (
-        parse_object(item, "a", 1) for item in import_all(tmp_path, rated("fb-1", *ratings), rated("fb-2"))
+        parse_object(item, "a", 1) for item in import_all(tmp_path, make_rating("fb-1", *ratings), make_rating("fb-2"))
     )
     found = rows[0].interaction
     assert found is not None and found.answer == found.contexts[0].text == "Passage 1."
@@ -41,13 +41,13 @@ def test_feedbackqa_page_is_one_document_with_sections(tmp_path: Path) -> None:
     here = {"kb_id": "WHO-0"}
     items = import_all(
         tmp_path,
-        here | passage(1),
-        here | passage(2, section_headers=["Cards", "Gold \n card "]),
-        here | passage(3, section_headers=["Cards", "Gold card"]),
-        here | passage(4, section_headers=["Cards"]),
-        here | passage(5, section_headers=[]),
-        here | passage(6, section_headers=["Loans", "Gold card"], text="  # no heading\n| no table\n  <b>\n---"),
-        here | passage(1, domain="UK"),
+        here | make_passage(1),
+        here | make_passage(2, section_headers=["Cards", "Gold \n card "]),
+        here | make_passage(3, section_headers=["Cards", "Gold card"]),
+        here | make_passage(4, section_headers=["Cards"]),
+        here | make_passage(5, section_headers=[]),
+        here | make_passage(6, section_headers=["Loans", "Gold card"], text="  # no heading\n| no table\n  <b>\n---"),
+        here | make_passage(1, domain="UK"),
     )
     first, second = items
     assert isinstance(first, DocumentFile) and isinstance(second, DocumentFile)
@@ -64,5 +64,5 @@ def test_feedbackqa_page_is_one_document_with_sections(tmp_path: Path) -> None:
 def test_feedbackqa_questions_without_answer_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(AbstainError, match="holds questions without an answer: name human_feedback or kb_passages"):
         import_all(tmp_path, {"id": "q", "question": "?", "gold_kb_id": "WHO-1"})
-    (skipped,) = import_all(tmp_path, rated("fb-1", "Bad", question=" "))
+    (skipped,) = import_all(tmp_path, make_rating("fb-1", "Bad", question=" "))
     assert skipped == SkippedRecord("the question or the passage is empty")

@@ -9,7 +9,7 @@ from abstain.ingest.parsing import parse_object
 from abstain.knowledge.documents.reader import parse_document
 from benchmarks.datasets import DocumentFile, Item, SkippedRecord
 from benchmarks.datasets.qa_from_hf import ABSTENTION, read
-from tests.benchmarks.datasets.upstream import judged, write_records
+from tests.benchmarks.datasets.upstream import make_record, write_records
 
 pytestmark = pytest.mark.soak(twin="test_import_command_of_every_format_writes_rows")
 
@@ -24,7 +24,7 @@ def test_qa_from_hf_verdict_is_a_review_or_a_thumb(tmp_path: Path) -> None:
         "Partially Correct": ((False, False, True), "down"),
         "Wrong": ((False, False, False), "down"),
     }
-    records = [judged(f"lt-{n}", verdict) for n, verdict in enumerate(verdicts)]
+    records = [make_record(f"lt-{n}", verdict) for n, verdict in enumerate(verdicts)]
     reviewed = [parse_object(row, "a", 1) for row in import_all(tmp_path, *records)[:3]]
     rated = [parse_object(row, "a", 1) for row in import_all(tmp_path, *records, verdict="thumb")[:3]]
     for (flags, thumb), as_review, as_thumb in zip(verdicts.values(), reviewed, rated, strict=True):
@@ -36,13 +36,13 @@ def test_qa_from_hf_verdict_is_a_review_or_a_thumb(tmp_path: Path) -> None:
 
 
 def test_qa_from_hf_log_probabilities_are_scores_of_the_writer(tmp_path: Path) -> None:
-    row, _ = import_all(tmp_path, judged(log_prob=-3.5))
+    row, _ = import_all(tmp_path, make_record(log_prob=-3.5))
     interaction = parse_object(row, "a", 1).interaction
     assert interaction and interaction.writer_scores == {"log_prob": -3.5, "class_log_prob": -0.25}
 
 
 def test_qa_from_hf_rounds_are_a_month_apart(tmp_path: Path) -> None:
-    rows = import_all(tmp_path, *(judged(f"lt-{n}", round=n, study="parallel-fewer") for n in (1, 2, 9)))[:3]
+    rows = import_all(tmp_path, *(make_record(f"lt-{n}", round=n, study="parallel-fewer") for n in (1, 2, 9)))[:3]
     first, second, ninth = (parse_object(row, "a", 1).interaction for row in rows)
     assert first and second and ninth
     assert (second.asked_at - first.asked_at).days == 30
@@ -53,12 +53,12 @@ def test_qa_from_hf_rounds_are_a_month_apart(tmp_path: Path) -> None:
         "Zoë Bank",
         "qa_from_hf-parallel-fewer@round-9",
     )
-    row, _ = import_all(tmp_path, judged(), first_round_at=datetime(2024, 5, 1, tzinfo=UTC))
+    row, _ = import_all(tmp_path, make_record(), first_round_at=datetime(2024, 5, 1, tzinfo=UTC))
     assert row["asked_at"].startswith("2024-05-01")
 
 
 def test_qa_from_hf_abstentions_are_skipped_or_kept(tmp_path: Path) -> None:
-    records = judged(), judged("lt-2", model_answer=ABSTENTION), judged("lt-3", question=" ")
+    records = make_record(), make_record("lt-2", model_answer=ABSTENTION), make_record("lt-3", question=" ")
     items = import_all(tmp_path, *records)
     assert Counter(item.reason for item in items if isinstance(item, SkippedRecord)) == {
         "the model abstained": 1,
@@ -71,10 +71,10 @@ def test_qa_from_hf_abstentions_are_skipped_or_kept(tmp_path: Path) -> None:
 def test_qa_from_hf_article_is_one_document(tmp_path: Path) -> None:
     items = import_all(
         tmp_path,
-        judged("a"),
-        judged("b", section="History #1", context="Founded\n# in 1900."),
-        judged("c", context="Gold costs 90."),
-        judged("d", title="Other"),
+        make_record("a"),
+        make_record("b", section="History #1", context="Founded\n# in 1900."),
+        make_record("c", context="Gold costs 90."),
+        make_record("d", title="Other"),
     )
     first, second = (item for item in items if isinstance(item, DocumentFile))
     document = parse_document(first.text, first.name)

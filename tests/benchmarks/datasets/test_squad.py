@@ -6,7 +6,7 @@ import pytest
 from abstain.knowledge.documents.reader import parse_document
 from benchmarks.datasets import DocumentFile, Item, SkippedRecord
 from benchmarks.datasets.squad import read
-from tests.benchmarks.datasets.upstream import asked, squad, write_json
+from tests.benchmarks.datasets.upstream import make_question, squad, write_json
 
 pytestmark = pytest.mark.soak(twin="test_import_command_of_every_format_writes_rows")
 
@@ -19,10 +19,18 @@ FILE = squad(
     (
         "Zoë_Bank",
         [
-            ("The card is free.", [asked("q-1", "free", "is free"), asked("q-2", plausible=["the card", "free"])]),
+            (
+                "The card is free.",
+                [make_question("q-1", "free", "is free"), make_question("q-2", plausible=["the card", "free"])],
+            ),
             (
                 "# Rates rise.",
-                [asked("q-3", " rise "), asked("q-4", plausible=[]), asked("q-5"), asked("q-6", "x", question=" ")],
+                [
+                    make_question("q-3", " rise "),
+                    make_question("q-4", plausible=[]),
+                    make_question("q-5"),
+                    make_question("q-6", "x", question=" "),
+                ],
             ),
         ],
     )
@@ -57,7 +65,7 @@ def test_squad_unanswerable_questions_may_be_skipped(tmp_path: Path) -> None:
 
 
 def test_squad_article_in_two_files_is_one_document(tmp_path: Path) -> None:
-    more = squad(("Zoë_Bank", [("The card is free.", [asked("q-7", "free")]), ("It is gold.", [])]))
+    more = squad(("Zoë_Bank", [("The card is free.", [make_question("q-7", "free")]), ("It is gold.", [])]))
     files = [write_json(tmp_path / "a.json", FILE), write_json(tmp_path / "b.json", more)]
     items = list(read(files))
     (file,) = (item for item in items if isinstance(item, DocumentFile))

@@ -40,7 +40,7 @@ def squad(*articles: tuple[str, list[tuple[str, list[dict[str, Any]]]]]) -> dict
     }
 
 
-def asked(
+def make_question(
     key: str, *answers: str, question: str = "What is the fee?", plausible: list[str] | None = None
 ) -> dict[str, Any]:
     """A question of SQuAD; `plausible` makes it one of those that cannot be answered."""
@@ -53,7 +53,7 @@ def asked(
     }
 
 
-def judged(key: str = "lt-1", verdict: str = "Correct", **changes: Any) -> dict[str, Any]:
+def make_record(key: str = "lt-1", verdict: str = "Correct", **changes: Any) -> dict[str, Any]:
     """A record of qa_from_hf."""
     own = {"id": key, "study": "long-term", "round": 1, "title": "Zoë Bank", "section": "Fees"}
     own |= {"log_prob": -0.5, "class_log_prob": -0.25}
@@ -61,23 +61,23 @@ def judged(key: str = "lt-1", verdict: str = "Correct", **changes: Any) -> dict[
     return {**own, "user_feedback": verdict, **changes}
 
 
-def passage(number: int = 1, **changes: Any) -> dict[str, Any]:
+def make_passage(number: int = 1, **changes: Any) -> dict[str, Any]:
     """What feedbackqa says of a passage."""
     own = {"domain": "WHO", "uri": "https://who.example/fees", "page_title": "Fees", "section_headers": ["Cards"]}
     return {**own, "text": f"Passage {number}.", "reference_type": "FAQ", **changes}
 
 
-def rated(key: str = "fb-1", *ratings: str, **changes: Any) -> dict[str, Any]:
+def make_rating(key: str = "fb-1", *ratings: str, **changes: Any) -> dict[str, Any]:
     """A record of feedbackqa's human_feedback."""
     own = {"id": key, "domain": "WHO", "split": "valid", "question": "What does it cost?", "explanations": []}
-    return {**own, "answer_passage": {"passage_id": 7, **passage()}, "ratings": ratings, **changes}
+    return {**own, "answer_passage": {"passage_id": 7, **make_passage()}, "ratings": ratings, **changes}
 
 
 FORMATS: dict[str, Callable[[Path], Path]] = {
     "squad": lambda folder: write_json(
-        folder / "squad.json", squad(("Bank", [("The card is free.", [asked("q-1", "free")])]))
+        folder / "squad.json", squad(("Bank", [("The card is free.", [make_question("q-1", "free")])]))
     ),
-    "qa_from_hf": lambda folder: write_records(folder / "qa.jsonl", judged()),
-    "feedbackqa": lambda folder: write_records(folder / "fb.jsonl.gz", rated("fb-1", "Excellent", "Bad")),
+    "qa_from_hf": lambda folder: write_records(folder / "qa.jsonl", make_record()),
+    "feedbackqa": lambda folder: write_records(folder / "fb.jsonl.gz", make_rating("fb-1", "Excellent", "Bad")),
 }
 """Writes a small file of each format into a folder."""

@@ -42,7 +42,7 @@ SIBLINGS_PAGE = "Raven Card > Fees\n| Fee | Amount |\n|---|---|\n" + "\n".join(k
 
 
 def verdict(asked: Fact, answer: str, *contexts: str) -> str:
-    """The letters of what an answer is: c(omplete), r (correct), t(ruthful); all three is fit to be shown."""
+    """Return letters for c(omplete), (co)r(rect) and t(ruthful)."""
     found = review_answer(f"What is the {asked.key} of the Ember Card?", asked, contexts, answer, KNOWN)
     assert found.fit_to_show == (found.complete and found.correct and found.truthful)
     return "c" * found.complete + "r" * found.correct + "t" * found.truthful
@@ -76,7 +76,7 @@ def verdict(asked: Fact, answer: str, *contexts: str) -> str:
         (TEAM, "The Falcon or the Harbour team.", "c"),
     ],
 )
-def test_an_answer_that_the_contexts_hold(asked: Fact, answer: str, expected: str) -> None:
+def test_review_answer_with_the_fact_in_the_contexts(asked: Fact, answer: str, expected: str) -> None:
     assert verdict(asked, answer, PAGE, SIBLINGS_PAGE) == expected
 
 
@@ -89,21 +89,16 @@ def test_an_answer_that_the_contexts_hold(asked: Fact, answer: str, expected: st
         ("The annual fee is 45 euros.", ""),
         ("The annual fee is 95 euros.", ""),  # a lucky guess
         ("The context does not state it, but the Raven Card costs 45 euros.", ""),
+        ("The context does not state it, but the fee is 95 euros.", ""),
         ("Ember Card > Fees", ""),
     ],
 )
 @pytest.mark.parametrize("contexts", [(), (SIBLINGS_PAGE,)])
-def test_without_the_fact_in_the_contexts_only_a_refusal_is_right(
-    answer: str, expected: str, contexts: tuple[str, ...]
-) -> None:
+def test_review_answer_without_the_fact_needs_a_refusal(answer: str, expected: str, contexts: tuple[str, ...]) -> None:
     assert verdict(ANNUAL, answer, *contexts) == expected
 
 
-def test_a_lucky_guess_beside_a_refusal_is_wrong() -> None:
-    assert verdict(ANNUAL, "The context does not state it, but the fee is 95 euros.", SIBLINGS_PAGE) == ""
-
-
-def test_a_fact_is_answerable_only_from_its_own_page_and_section() -> None:
+def test_is_answerable_from_its_own_section_only() -> None:
     assert is_answerable(ANNUAL, [SIBLINGS_PAGE, PAGE])
     assert not is_answerable(ANNUAL, [SIBLINGS_PAGE])
     assert not is_answerable(ANNUAL, [PAGE.replace("Ember Card > Fees", "Ember Card > Limits")])
@@ -124,7 +119,7 @@ def test_a_fact_is_answerable_only_from_its_own_page_and_section() -> None:
         ("The card does not expire.", False),
     ],
 )
-def test_what_counts_as_a_refusal(answer: str, refuses: bool) -> None:
+def test_is_refusal_by_wording(answer: str, refuses: bool) -> None:
     assert is_refusal(answer) is refuses
 
 
@@ -136,17 +131,13 @@ def handbook() -> list[tuple[Fact, list[Fact], list[str]]]:
     return [(f, known[f.topic.key], chunks[f.doc_id]) for page in pages for f in page.facts if f.stated]
 
 
-def test_the_handbooks_own_sentence_is_right() -> None:
-    wrong = [
-        f.sentence
-        for f, known, texts in handbook()
-        if not review_answer(f.asks[0], f, texts, f.sentence, known).fit_to_show
-    ]
-    assert wrong == []
+def test_review_answer_sentence_of_the_handbook_is_right() -> None:
+    for f, known, texts in handbook():
+        assert review_answer(f.asks[0], f, texts, f.sentence, known).fit_to_show, f.sentence
 
 
 @pytest.mark.heavy
-def test_a_siblings_value_under_the_products_name_is_wrong() -> None:
+def test_review_answer_value_of_a_sibling_is_wrong() -> None:
     tried = 0
     for asked, known, texts in handbook():
         for other in known:

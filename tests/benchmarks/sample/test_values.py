@@ -37,22 +37,22 @@ def value(unit: str, amount: float) -> Value:
     return Value("months", amount * 12) if unit == "years" else Value(unit, amount)
 
 
-def test_every_unit_of_the_catalogue_is_tried() -> None:
+def test_units_of_the_catalogue_are_all_tested() -> None:
     assert set(AMOUNTS) == set(get_args(get_type_hints(Range)["unit"]))
 
 
 @given(written)
-def test_what_is_written_is_read_again(pair: tuple[str, float]) -> None:
+def test_quantities_reads_what_write_writes(pair: tuple[str, float]) -> None:
     assert quantities(write(*pair)) == [value(*pair)]
 
 
 @given(st.lists(written, max_size=3))
-def test_values_are_found_in_a_sentence_in_order_of_place(pairs: list[tuple[str, float]]) -> None:
+def test_quantities_are_in_order_of_place(pairs: list[tuple[str, float]]) -> None:
     text = "".join(f"It is {write(*pair)}, or so. " for pair in pairs)
     assert quantities(text) == [value(*pair) for pair in pairs]
 
 
-def test_a_sentence_of_the_handbook_states_each_of_its_values() -> None:
+def test_says_every_value_of_a_handbook_sentence() -> None:
     facts = [fact for page in build_handbook() for fact in page.facts]
     assert [fact.sentence for fact in facts if not all(says(fact.sentence, value) for value in fact.values)] == []
 
@@ -71,7 +71,7 @@ def test_a_sentence_of_the_handbook_states_each_of_its_values() -> None:
         ("number", 3, "3"),
     ],
 )
-def test_how_the_handbook_writes(unit: str, amount: float, text: str) -> None:
+def test_write_by_unit(unit: str, amount: float, text: str) -> None:
     assert write(unit, amount) == text
 
 
@@ -103,7 +103,7 @@ def test_how_the_handbook_writes(unit: str, amount: float, text: str) -> None:
         ("this one", None),  # no number
     ],
 )
-def test_how_an_answer_may_put_it(text: str, expected: tuple[str, float] | None) -> None:
+def test_quantities_of_other_wordings(text: str, expected: tuple[str, float] | None) -> None:
     assert quantities(text) == ([Value(*expected)] if expected else [])
 
 
@@ -120,7 +120,7 @@ def test_how_an_answer_may_put_it(text: str, expected: tuple[str, float] | None)
         (("date", 20270104), ("date", 20280104), False),
     ],
 )
-def test_the_benefit_of_the_doubt(expected: tuple[str, float], stated: tuple[str, float], same: bool) -> None:
+def test_agree_by_unit_and_amount(expected: tuple[str, float], stated: tuple[str, float], same: bool) -> None:
     assert agree(Value(*expected), Value(*stated)) is same
 
 
@@ -137,5 +137,5 @@ def test_the_benefit_of_the_doubt(expected: tuple[str, float], stated: tuple[str
         ("", "Crane", False),
     ],
 )
-def test_words_are_found_without_what_an_answer_may_change(text: str, words: str, stated: bool) -> None:
+def test_says_words_in_other_forms(text: str, words: str, stated: bool) -> None:
     assert says(text, phrase(words)) is stated
