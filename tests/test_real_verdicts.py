@@ -33,7 +33,6 @@ from benchmarks.scorers import FILE, LabelledAnswers, read_labelled_answers
 from tests.benchmarks.datasets.upstream import make_record, write_records
 from tests.checkout import shipped_params
 
-NEEDS_VERDICTS = pytest.mark.skipif(not FILE.exists(), reason="../shared/data/qa_from_hf is not here")
 CORRECT, WRONG = "Correct", "Wrong"
 PARAMS: Params = shipped_params()
 
@@ -242,15 +241,3 @@ def test_real_verdicts_replay_has_a_row_per_feedback(tmp_path: Path, capsys: pyt
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in said.splitlines()[2:]]
     assert [row[0] for row in rows] == ["0.8"] * 5 + ["0.75"] * 5 and {len(row) for row in rows} == {12}
     assert rows[4][4] == rows[4][8] == "2 of 2", "all labels give a guarantee"
-
-
-@NEEDS_VERDICTS
-@pytest.mark.slow
-def test_real_verdicts_of_published_answers(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(real_verdicts, "N_RESAMPLES", 20)
-    real_verdicts.main([str(FILE.parent), "--splits", "3", "--divisions", "1", "--rounds", "3"])
-    said = capsys.readouterr().out
-    assert "Without shift: 1,064 answers about 696 topics" in said, "the long-term system's first seven rounds"
-    assert table(said, "the probabilities:")[0][:3] == ["3", "all", "790"]

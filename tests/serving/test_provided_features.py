@@ -19,7 +19,7 @@ from abstain.learning.estimators.onnx_logistic import fusion_to_onnx, logistic_t
 from abstain.llm.engine.requests import EOS, NLL
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.signals.base import FeatureBatch
-from abstain.llm.signals.context_conditions import make_baseline_requests, make_normal_requests
+from abstain.llm.signals.context_conditions import make_condition_requests
 from abstain.llm.signals.likelihood import LIKELIHOOD_SIGNALS, NLL_WITH_CONTEXT
 from abstain.serving.live_scorer import LiveScorer
 from abstain.serving.log_probs import AnswerLogProbs
@@ -137,7 +137,7 @@ def test_a_regressor_needs_every_condition(serving: Callable[..., Predictor]) ->
     assert {answer, ALONE, "the NLLs and entropies of the prompt", "the NLLs and entropies of the context"} <= set(
         found.names
     )
-    assert len(scorer.requires) == len(make_normal_requests(LAYOUT)) + len(make_baseline_requests(LAYOUT))
+    assert len(scorer.requires) == len(make_condition_requests(LAYOUT))
 
 
 def test_the_writers_scores_need_the_answer(serving: Callable[..., Predictor]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from abstain.learning.estimators.regressors.onnx_regressor import OnnxRegressor
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.signals.base import FeatureBatch
-from abstain.llm.signals.context_conditions import compute_nll_table, make_baseline_requests, make_normal_requests
+from abstain.llm.signals.context_conditions import compute_nll_table, make_condition_requests
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class NllRegressor:
 
     @property
     def requires(self) -> tuple[FeatureRequest, ...]:
-        return (*make_normal_requests(self.layout).values(), *make_baseline_requests(self.layout).values())
+        return make_condition_requests(self.layout)
 
     def score(self, answers: FeatureBatch) -> np.ndarray:
         """Return confidences, float64 (rows,)."""

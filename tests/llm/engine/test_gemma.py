@@ -1,5 +1,3 @@
-"""The second embedded model, Gemma 3 270M: another family, with BOS, sliding windows and a large vocabulary."""
-
 from __future__ import annotations
 
 import importlib.util
@@ -19,8 +17,8 @@ from abstain.llm.engine.loading import (
     read_context_length,
     read_layer_count,
 )
-from abstain.llm.engine.prompts import Segment, load_layout
-from abstain.llm.engine.requests import NLL, Generate, Request
+from abstain.llm.engine.prompts import Segment
+from abstain.llm.engine.requests import NLL, Request
 from abstain.llm.engine.tokenization import encode_prompt, get_bos_tokens
 
 pytestmark = [
@@ -47,7 +45,6 @@ def gemma(real_settings: Settings) -> LoadedModel:
 
 
 def by_hugging_face(loaded: LoadedModel, ids: list[int], last: int) -> Tensor:
-    """The NLL of the `last` tokens of `ids`, by a plain forward."""
     row = torch.tensor([ids])
     with torch.inference_mode():
         log_p = loaded.model(row, logits_to_keep=last + 1).logits[0, :-1].float().log_softmax(-1)
@@ -65,7 +62,6 @@ def test_gemma_reads_english_and_needs_bos(gemma: LoadedModel, real_settings: Se
 
 
 def test_gemma_configuration_is_the_published_one(gemma: LoadedModel) -> None:
-    """What a GGUF file says only between the lines: tied embeddings, their scale, and which layers see how far."""
     model, config = gemma.model, gemma.model.config
     embedding = model.get_input_embeddings()
     assert model.get_output_embeddings().weight.data_ptr() == embedding.weight.data_ptr()
@@ -92,21 +88,6 @@ def test_gemma_packed_nll_equals_a_plain_forward(gemma: LoadedModel) -> None:
             expected = by_hugging_face(exact, one.ids, last - first)
             assert found[str(at)].shape == (last - first, 2)
             assert (found[str(at)][:, 0] - expected).abs().mean() < tolerance
-
-
-def test_gemma_answer_ends_at_a_blank_line(gemma: LoadedModel) -> None:
-    layout = load_layout("qa-plain-bos-v1")
-    questions = {"When was the fire?": "1666", "Where did the fire begin?": "bakery"}
-    requests = {
-        question: Request(layout.render(question, [PARAGRAPH], None), Generate(16), question) for question in questions
-    }
-    for question, answers in Engine(gemma, 2048).run(requests):
-        assert isinstance(answers, list)
-        (generated,) = answers
-        assert not generated.ended  # it was never taught to say EOS
-        answer = layout.extract_answer(generated.text)
-        assert questions[question] in answer
-        assert len(answer) < len(generated.text)
 
 
 @pytest.mark.parametrize(

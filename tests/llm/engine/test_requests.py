@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from abstain.core.errors import AbstainError
-from abstain.llm.engine import decoder, generation
+from abstain.llm.engine import decoder, incremental_decoder
 from abstain.llm.engine.engine import Engine
-from abstain.llm.engine.incremental_decoder import KVCacheDecoder, SharedPromptDecoder, make_beam_decoder
+from abstain.llm.engine.incremental_decoder import KVCacheDecoder, SharedPromptDecoder
 from abstain.llm.engine.loading import LoadedModel
 from abstain.llm.engine.prompts import PromptSegments, Segment, load_layout
 from abstain.llm.engine.requests import (
@@ -158,7 +158,7 @@ def test_generate_finished_rows_leave_the_batch() -> None:
 def test_generate_answers_do_not_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = {key: pass_[PROMPT] for key, pass_ in tiny_passes().items()}
     together = run(shared_model(), Generate(6), prompts)
-    monkeypatch.setattr(generation, "DECODE_ROWS", 2)
+    monkeypatch.setattr(incremental_decoder, "DECODE_ROWS", 2)
     apart = run(shared_model(), Generate(6), prompts)
     assert {key: answer[0].tokens for key, answer in together.items()} == {k: a[0].tokens for k, a in apart.items()}
     assert set(apart) == set(prompts)
@@ -351,11 +351,10 @@ def test_search_beams_share_the_keys_and_values_of_a_prompt() -> None:
     loaded, ids = shared_model(), [*range(40)]
     cache = loaded.model(torch.tensor([ids]), use_cache=True).past_key_values
     kv = [(layer.keys[0], layer.values[0]) for layer in cache.layers]
-    rows = make_beam_decoder(Engine(loaded, 4096, True).decoder, [ids], [kv])
+    rows = SharedPromptDecoder(Engine(loaded, 4096, True).decoder, [kv])
     rows.select([0, 0])
     with torch.inference_mode():
         rows.read_final([7, 8])
-    assert isinstance(rows, SharedPromptDecoder)
     assert {tuple(keys.shape[::2]) for keys, _ in rows._beam_kv} == {(2, 1)}
 
 

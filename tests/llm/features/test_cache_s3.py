@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from unittest.mock import Mock
 
 import boto3
 import pytest
@@ -170,28 +169,12 @@ def silent() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
-class Forbid(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(403)
-        self.end_headers()
-        self.wfile.write(b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>")
-
-
-@pytest.fixture
-def forbidding() -> Iterator[str]:
-    """A server that refuses everything."""
-    with HTTPServer(("127.0.0.1", 0), Forbid) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
 @pytest.mark.parametrize(
     ("where", "says"),
     [
         ("http://127.0.0.1:9", "Could not connect"),
         ("silent", "timeout"),
-        ("forbidding", "Access Denied"),
+        ("denied", "Access Denied"),
         ("no credentials", "Unable to locate credentials"),
     ],
 )
@@ -201,6 +184,8 @@ def test_cache_s3_unusable_server_is_named_soon(
     if where == "no credentials":
         monkeypatch.delenv("AWS_ACCESS_KEY_ID")
         monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    elif where == "denied":
+        monkeypatch.setattr(S3FileSystem, "_call_s3", Mock(side_effect=PermissionError("Access Denied")))
     else:
         monkeypatch.setenv("AWS_ENDPOINT_URL", where if "://" in where else request.getfixturevalue(where))
     started = time.monotonic()

@@ -70,7 +70,7 @@ def test_perturber_shared_context_is_perturbed_once(folders: dict[str, Path], se
     source = perturber(folders["causal"], settings)
     rows = [about("a", LONG), about("b", LONG), about("c", TEXTS[0], TEXTS[1]), about("d")]
     seen: list[tuple[int, int]] = []
-    assert source.count_missing(rows) == (3, 2)
+    assert source.count_missing(rows) == (3, 2) and [len(keys) for keys in source.collect_keys(rows).values()] == [2]
     done = source.compute_missing(rows, lambda part, whole: seen.append((part, whole)))
     assert done.rows == 2 and 0 < done.forward_tokens <= done.pass_tokens and seen[-1] == (2, 2)
     one, two, apart, empty = source.perturb(rows)[0]
@@ -133,5 +133,5 @@ def test_perturber_weights_without_head_are_refused(tmp_path: Path, settings: Se
     model.save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"architectures": ["BertForMaskedLM"]}))
-    with pytest.raises(AbstainError, match=r"^encoder is no language model: its weights lack cls\."):
+    with pytest.raises(AbstainError, match=r"^encoder: its weights lack cls\."):
         perturber(folder, settings).compute_missing([about("a", LONG)])

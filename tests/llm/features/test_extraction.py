@@ -105,8 +105,8 @@ def test_count_missing_tokens_samples_many_shards(source: FeatureSource, monkeyp
     monkeypatch.setattr(feature_store, "SHARD_ROWS", 2)
     whole = source.store.count_missing_tokens(requests)
     monkeypatch.setattr(feature_store, "COUNTED_SHARDS", 4)
-    count = Mock(side_effect=feature_store._count_tokens)
-    monkeypatch.setattr(feature_store, "_count_tokens", count)
+    count = Mock(side_effect=feature_store.count_tokens)
+    monkeypatch.setattr(feature_store, "count_tokens", count)
     assert source.store.count_missing_tokens(requests) == pytest.approx(whole, rel=0.1)
     assert count.call_count <= 5
 

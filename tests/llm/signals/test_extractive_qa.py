@@ -1,22 +1,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from abstain.config.settings import Settings
 from abstain.llm.signals import auxiliary_model
 from abstain.llm.signals.auxiliary_model import TextExcerpt
 from abstain.llm.signals.base import ScorerUnavailable
 from abstain.llm.signals.extractive_qa import (
-    MAX_SPAN_TOKENS,
-    MAX_SPANS,
     ExcerptLogits,
     ExtractiveQA,
     compute_expected_f1,
@@ -45,45 +40,16 @@ def scorer(folder: Path, settings: Settings) -> ExtractiveQA:
     return make_extractive_scorer(str(folder), settings)
 
 
-LOGITS = st.floats(-8, 8).map(lambda value: round(value, 3))
-
-
-@st.composite
-def readouts(draw: st.DrawFn) -> list[ExcerptLogits]:
-    """Windows of up to three chunks whose tokens are one character each, some of them in two excerpts."""
-    found = []
-    for chunk in range(draw(st.integers(1, 3))):
-        for first in draw(st.sampled_from([[0], [0, 3], [0, 2, 4]])):
-            n = draw(st.integers(1, 5))
-            start, end = (np.array(draw(st.lists(LOGITS, min_size=n, max_size=n))) for _ in range(2))
-            places = np.column_stack([np.arange(first, first + n), np.arange(first, first + n) + 1])
-            found.append(ExcerptLogits(chunk, start, end, places, draw(st.none() | LOGITS)))
-    return found
-
-
-def span_probabilities(excerpts: Sequence[ExcerptLogits], longest: int) -> dict[tuple[int, int, int], float]:
-    """p of every span, in plain Python."""
-    scores: dict[tuple[int, int, int], float] = {}
-    for one in excerpts:
-        for first in range(len(one.start)):
-            for last in range(first, min(first + longest, len(one.start))):
-                span = (one.chunk, int(one.offsets[first][0]), int(one.offsets[last][1]))
-                scores[span] = max(scores.get(span, -math.inf), float(one.start[first] + one.end[last]))
-    none = [one.no_answer_logit for one in excerpts if one.no_answer_logit is not None]
-    total = sum(math.exp(score) for score in scores.values()) + (math.exp(min(none)) if none else 0.0)
-    return {span: math.exp(score) / total for span, score in scores.items()}
-
-
-@pytest.mark.heavy
-@given(readouts(), st.integers(1, 6), st.integers(1, 4))
-def test_find_best_spans_equal_a_plain_loop(excerpts: list[ExcerptLogits], top: int, longest: int) -> None:
-    expected = span_probabilities(excerpts, longest)
-    found = find_best_spans(excerpts, top, longest)
-    assert found.shape == (min(top, len(expected)), 4)
-    spans = [(int(chunk), int(first), int(last)) for chunk, first, last, _ in found]
-    assert len(set(spans)) == len(spans)
-    assert found[:, 3] == pytest.approx([expected[span] for span in spans])
-    assert found[:, 3] == pytest.approx(sorted(expected.values(), reverse=True)[:top])
+def test_find_best_spans_of_overlapping_excerpts() -> None:
+    """A span in both excerpts has its better score: e^1, e^2, e^2.5, e^0.5 and e^0 are the weights of five spans."""
+    one = ExcerptLogits(0, np.array([1.0, 0.0]), np.array([0.0, 1.0]), np.array([[0, 1], [1, 2]]))
+    other = ExcerptLogits(0, np.array([0.5, 0.0]), np.array([2.0, 0.0]), np.array([[1, 2], [2, 3]]))
+    spans = find_best_spans([one, other], max_tokens=2)
+    assert spans[:, :3].tolist() == [[0, 1, 2], [0, 0, 2], [0, 0, 1], [0, 1, 3], [0, 2, 3]]
+    assert spans[:, 3] == pytest.approx([0.4885, 0.2963, 0.1090, 0.0661, 0.0401], abs=1e-4)
+    assert find_best_spans([one, other], 2, 1)[:, 1:] == pytest.approx(
+        np.array([[1, 2, 0.7662], [0, 1, 0.1710]]), abs=1e-4
+    )
 
 
 def make_logits(chunk: int, *start: float, no_answer: float | None = None) -> ExcerptLogits:
@@ -146,7 +112,7 @@ def plain_excerpt_logits(folder: Path, chunk: int, excerpt: TextExcerpt) -> Exce
     return ExcerptLogits(chunk, start[is_chunk], end[is_chunk], places, float(start[0] + end[0]))
 
 
-def test_extractive_qa_score_equals_a_plain_loop(scorer: ExtractiveQA, folder: Path) -> None:
+def test_extractive_qa_score_is_that_of_plain_logits(scorer: ExtractiveQA, folder: Path) -> None:
     assert (scorer.name, scorer.requires) == ("extractive_qa", ())
     expected = []
     for row in ROWS:
@@ -155,8 +121,7 @@ def test_extractive_qa_score_equals_a_plain_loop(scorer: ExtractiveQA, folder: P
             for chunk, context in enumerate(row.contexts)
             for excerpt in scorer.model.build_excerpts(row.question, context.text, "second")
         ]
-        spans = sorted(span_probabilities(excerpts, MAX_SPAN_TOKENS).items(), key=lambda item: -item[1])[:MAX_SPANS]
-        texts = [(row.contexts[chunk].text[first:last], p) for (chunk, first, last), p in spans]
+        texts = [(row.contexts[int(n)].text[int(a) : int(b)], p) for n, a, b, p in find_best_spans(excerpts)]
         expected.append(compute_expected_f1(row.answer, texts))
     found = scorer.fit(unread(), labels([])).score(unread(*ROWS))
     assert found.dtype == np.float64

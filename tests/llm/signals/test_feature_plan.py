@@ -4,7 +4,7 @@ from abstain.config.settings import Settings
 from abstain.llm.engine.requests import NLL, HiddenStates
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.signals.base import Signal
-from abstain.llm.signals.context_conditions import make_baseline_requests, make_normal_requests
+from abstain.llm.signals.context_conditions import make_condition_requests
 from abstain.llm.signals.feature_plan import (
     LabelledAnswers,
     ProbeSite,
@@ -46,10 +46,7 @@ def test_plan_features_has_no_repetition() -> None:
     (labelled, readings), *audits = plan_features(
         PARAMS, SIGNALS, LabelledAnswers(rows, rows[:1], PARAMS.audits.enabled)
     )
-    unperturbed = {
-        *make_normal_requests(PARAMS.llm.layout).values(),
-        *make_baseline_requests(PARAMS.llm.layout).values(),
-    }
+    unperturbed = set(make_condition_requests(PARAMS.llm.layout))
     assert labelled == rows and len(readings) == len(set(readings))
     assert {get_served_site(PARAMS).make_feature_request(PARAMS.llm), SURPRISE} <= set(readings)
     assert len(readings) == len({SURPRISE, *unperturbed}) + 1 + len(list_sweep_sites(PARAMS))

@@ -238,20 +238,7 @@ class AttentionBackend(Protocol):
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, softcap: float | None
     ) -> Tensor:
-        """Compute the attention of all queries; see `PackedBatch.attend`.
-
-        Args:
-            layer: Index of the layer, from 0.
-            q: Queries, (heads, queries, head width).
-            k: Keys, (key/value heads, tokens, head width).
-            v: Values, shaped like `k`.
-            scale: Factor of the scores.
-            window: Number of tokens that a query may see; None for all.
-            softcap: Bound of the scores; None for no bound.
-
-        Returns:
-            The attention output, shaped like `q`.
-        """
+        """Compute the attention of all queries, as `PackedBatch.attend` does."""
 
 
 _packed_batch: ContextVar[AttentionBackend] = ContextVar("packed_batch")

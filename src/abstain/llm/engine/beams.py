@@ -18,9 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from abstain.llm.engine.attention import KeysValues
 from abstain.llm.engine.decoder import Decoder
-from abstain.llm.engine.incremental_decoder import make_beam_decoder
+from abstain.llm.engine.incremental_decoder import DecodingPrompt, KVCacheDecoder, SharedPromptDecoder
 from abstain.llm.engine.pauses import pause
 from abstain.llm.engine.requests import ConstrainedGenerate
 from abstain.llm.engine.tokenization import TOKENIZER_LOCK
@@ -46,26 +45,7 @@ class Beam:
         return sum(self.log_probs) / max(len(self.log_probs), 1)
 
 
-@dataclass(eq=False)
-class ConstrainedPrompt:
-    """A prompt whose answer must contain a text.
-
-    Attributes:
-        ids: Token ids of the prompt.
-        state: Final hidden state of its last token, (1, d).
-        keys_values: Keys and values of the prompt, if the model packs. They are released when the search begins.
-        operation: Limits of the search.
-        target: The text that the answer must contain.
-    """
-
-    ids: list[int]
-    state: Tensor
-    keys_values: KeysValues | None
-    operation: ConstrainedGenerate
-    target: str
-
-
-def beam_search(decoder: Decoder, prompts: Sequence[ConstrainedPrompt], eos: int | None) -> list[Tensor]:
+def beam_search(decoder: Decoder, prompts: Sequence[DecodingPrompt], eos: int | None) -> list[Tensor]:
     """Search the best answer to each prompt that contains its target (rules: `ConstrainedGenerate`).
 
     Args:
@@ -76,11 +56,17 @@ def beam_search(decoder: Decoder, prompts: Sequence[ConstrainedPrompt], eos: int
     Returns:
         For each prompt the token and the log-probability of each step, (steps, 2), float32.
     """
-    searches = [
-        _Search(get_token_forms(decoder.loaded.tokenizer, prompt.target), prompt.operation, eos) for prompt in prompts
-    ]
+    searches = []
+    for prompt in prompts:
+        assert isinstance(prompt.operation, ConstrainedGenerate)
+        searches.append(_Search(get_token_forms(decoder.loaded.tokenizer, prompt.target), prompt.operation, eos))
     state = torch.cat([prompt.state for prompt in prompts])
-    rows = make_beam_decoder(decoder, [prompt.ids for prompt in prompts], [prompt.keys_values for prompt in prompts])
+    packed = [prompt.keys_values for prompt in prompts if prompt.keys_values is not None]
+    rows = (
+        SharedPromptDecoder(decoder, packed)
+        if len(packed) == len(prompts)
+        else KVCacheDecoder(decoder, [prompt.ids for prompt in prompts], [prompt.keys_values for prompt in prompts])
+    )
     for prompt in prompts:
         prompt.keys_values = None
     while True:

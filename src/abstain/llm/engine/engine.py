@@ -12,7 +12,8 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.decoder import ComputeStats, Decoder, Hook, compute_log_probabilities
 from abstain.llm.engine.device import copy_to_host, make_copy_barrier
-from abstain.llm.engine.generation import DecodingPrompt, GeneratedText, OnAnswerText, generate
+from abstain.llm.engine.generation import GeneratedText, OnAnswerText, generate
+from abstain.llm.engine.incremental_decoder import DecodingPrompt
 from abstain.llm.engine.loading import LoadedModel
 from abstain.llm.engine.pauses import pause
 from abstain.llm.engine.planner import EncodedRequest, RequestPlan, group_by_depth
@@ -26,6 +27,7 @@ from abstain.llm.engine.requests import (
     Perturb,
     Request,
     get_prompt_segments,
+    get_tracked_tokens,
 )
 from abstain.llm.engine.tokenization import encode_prompt
 
@@ -102,14 +104,7 @@ class Engine:
         first, last = (
             encoded.span(*operation.segments) if isinstance(operation, HiddenStates | NLL) else (len(ids) - 1, len(ids))
         )
-        choice_texts = (
-            operation.tokens
-            if isinstance(operation, NextTokenProbs)
-            else operation.tracked_tokens
-            if isinstance(operation, Generate)
-            else ()
-        )
-        choices = tuple(_require_single_token(tokenizer, token) for token in choice_texts)
+        choices = tuple(_require_single_token(tokenizer, token) for token in get_tracked_tokens(operation))
         entry = EncodedRequest(key, request, ids, first, last, choices)
         self.decoder.get_module(entry.get_hook_span(self.decoder.n_layers)[0])
         if isinstance(operation, Generate) and operation.states:

@@ -10,17 +10,11 @@ from torch import Tensor
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.llm.engine.attention import KeysValues
-from abstain.llm.engine.beams import ConstrainedPrompt, beam_search
+from abstain.llm.engine.beams import beam_search
 from abstain.llm.engine.decoder import Decoder, Hook
-from abstain.llm.engine.incremental_decoder import KVCacheDecoder
+from abstain.llm.engine.incremental_decoder import DecodingPrompt, KVCacheDecoder
 from abstain.llm.engine.pauses import pause
 from abstain.llm.engine.requests import ConstrainedGenerate, Generate
-
-DECODE_ROWS = 32
-"""Number of answers decoded side by side: a step reads all weights, however few rows it is for."""
-BEAM_ROWS = 256
-"""Number of beams decoded side by side: a prompt has many, and each lives for a few tokens."""
 
 
 @dataclass(frozen=True)
@@ -55,49 +49,6 @@ class GeneratedText:
         """
         tokens = [*self.tokens, *([eos] if self.ended and eos is not None else [])]
         return torch.cat([torch.tensor(tokens, dtype=torch.float32)[:, None], self.choices], 1)
-
-
-@dataclass(eq=False)
-class DecodingPrompt:
-    """A prompt to be answered.
-
-    Attributes:
-        key: Key of the request.
-        ids: Token ids of the prompt.
-        operation: Kind and limits of the answer.
-        state: Final hidden state of the last token, (1, d).
-        keys_values: Keys and values of the prompt, if the model packs. They move into the answers' cache and are
-            released here.
-        choices: Token ids of the request's tracked tokens.
-        target: The text that a constrained answer must contain.
-    """
-
-    key: str
-    ids: list[int]
-    operation: Generate | ConstrainedGenerate
-    state: Tensor
-    keys_values: KeysValues | None
-    choices: tuple[int, ...] = ()
-    target: str = ""
-
-    @property
-    def batch_share(self) -> float:
-        """The share of a full decoding batch that the prompt takes up."""
-        rows, capacity = (
-            (self.operation.beams, BEAM_ROWS)
-            if isinstance(self.operation, ConstrainedGenerate)
-            else (self.operation.samples, DECODE_ROWS)
-        )
-        return rows / capacity
-
-    @property
-    def cached_tokens(self) -> int:
-        """The tokens whose keys and values are kept for it: those of its prompt, and those of its beams."""
-        if isinstance(self.operation, ConstrainedGenerate) and self.keys_values is not None:
-            return len(self.ids) + self.operation.beams * self.operation.max_new_tokens
-        return len(self.ids) * (
-            self.operation.beams if isinstance(self.operation, ConstrainedGenerate) else self.operation.samples
-        )
 
 
 @dataclass
@@ -161,17 +112,11 @@ def generate(
         if isinstance(prompt.operation, Generate):
             prompt_rows = [row for row in rows if row.prompt is prompt]
             yield prompt.key, [_make_generated_text(decoder, row) for row in prompt_rows]
-    constrained = {
-        prompt.key: ConstrainedPrompt(prompt.ids, prompt.state, prompt.keys_values, prompt.operation, prompt.target)
-        for prompt in prompts
-        if isinstance(prompt.operation, ConstrainedGenerate)
-    }
+    constrained = [prompt for prompt in prompts if isinstance(prompt.operation, ConstrainedGenerate)]
     if constrained:
-        for prompt in prompts:
-            prompt.keys_values = None
         with torch.inference_mode():
-            results = beam_search(decoder, list(constrained.values()), eos)
-        yield from zip(constrained, results, strict=True)
+            results = beam_search(decoder, constrained, eos)
+        yield from ((prompt.key, result) for prompt, result in zip(constrained, results, strict=True))
 
 
 def _decode_rows(

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,55 @@ from torch.nn.functional import pad
 
 from abstain.llm.engine.attention import KeysValues, packed_attention, shared_prompt_attention
 from abstain.llm.engine.decoder import Decoder, Hook
+from abstain.llm.engine.requests import ConstrainedGenerate, Generate
+
+DECODE_ROWS = 32
+"""Number of answers decoded side by side: a step reads all weights, however few rows it is for."""
+BEAM_ROWS = 256
+"""Number of beams decoded side by side: a prompt has many, and each lives for a few tokens."""
+
+
+@dataclass(eq=False)
+class DecodingPrompt:
+    """A prompt to be answered.
+
+    Attributes:
+        key: Key of the request.
+        ids: Token ids of the prompt.
+        operation: Kind and limits of the answer.
+        state: Final hidden state of the last token, (1, d).
+        keys_values: Keys and values of the prompt, if the model packs. They move into the answers' cache and are
+            released here.
+        choices: Token ids of the request's tracked tokens.
+        target: The text that a constrained answer must contain.
+    """
+
+    key: str
+    ids: list[int]
+    operation: Generate | ConstrainedGenerate
+    state: Tensor
+    keys_values: KeysValues | None
+    choices: tuple[int, ...] = ()
+    target: str = ""
+
+    @property
+    def batch_share(self) -> float:
+        """The share of a full decoding batch that the prompt takes up."""
+        rows, capacity = (
+            (self.operation.beams, BEAM_ROWS)
+            if isinstance(self.operation, ConstrainedGenerate)
+            else (self.operation.samples, DECODE_ROWS)
+        )
+        return rows / capacity
+
+    @property
+    def cached_tokens(self) -> int:
+        """The tokens whose keys and values are kept for it: those of its prompt, and those of its beams."""
+        if isinstance(self.operation, ConstrainedGenerate) and self.keys_values is not None:
+            return len(self.ids) + self.operation.beams * self.operation.max_new_tokens
+        return len(self.ids) * (
+            self.operation.beams if isinstance(self.operation, ConstrainedGenerate) else self.operation.samples
+        )
 
 
 class KVCacheDecoder:
@@ -99,31 +149,6 @@ class KVCacheDecoder:
         return final
 
 
-class BeamRows(Protocol):
-    """Rows of beams: at first one per prompt, then the selected ones, which may belong to fewer prompts."""
-
-    def select(self, rows: Sequence[int]) -> None: ...
-
-    def read_final(self, tokens: Sequence[int]) -> Tensor: ...
-
-
-def make_beam_decoder(decoder: Decoder, ids: Sequence[list[int]], keys_values: Sequence[KeysValues | None]) -> BeamRows:
-    """Make the decoder of the beams of prompts.
-
-    Args:
-        decoder: Decoder of the base model.
-        ids: Token ids of each prompt.
-        keys_values: Keys and values of each prompt, if the model packs.
-
-    Returns:
-        A decoder whose beams share the prompts' keys and values if the model packs, and one that copies them otherwise.
-    """
-    packed = [row for row in keys_values if row is not None]
-    if len(packed) < len(ids):
-        return KVCacheDecoder(decoder, ids, keys_values)
-    return SharedPromptDecoder(decoder, packed)
-
-
 class SharedPromptDecoder:
     """Beams that continue prompts whose keys and values are never copied. Rows of one prompt are adjacent.
 
@@ -140,7 +165,7 @@ class SharedPromptDecoder:
         self._n_read = 0
 
     def select(self, rows: Sequence[int]) -> None:
-        """Continue with a selection of the rows (`BeamRows.select`)."""
+        """Continue with a selection of the rows."""
         self._prompt_indices = [self._prompt_indices[row] for row in rows]
         index = torch.tensor(rows, device=self._decoder.device)
         self._beam_kv = [(keys[index], values[index]) for keys, values in self._beam_kv]
@@ -164,17 +189,7 @@ class SharedPromptDecoder:
     ) -> Tensor:
         """Compute the attention of one new token per row over its prompt, its beam's tokens and itself.
 
-        Args:
-            layer: Index of the layer, from 0.
-            q: Queries, (heads, rows, head width).
-            k: Keys of the new tokens, (key/value heads, rows, head width).
-            v: Values, shaped like `k`.
-            scale: Factor of the scores.
-            window: Number of tokens that a query may see; None for all.
-            softcap: Bound of the scores; None for no bound.
-
-        Returns:
-            The attention output, shaped like `q`.
+        The arguments are those of `PackedBatch.attend`, with rows in place of tokens.
         """
         keys, values = (tensor.transpose(0, 1)[:, :, None] for tensor in (k, v))
         if layer < len(self._beam_kv):

@@ -180,20 +180,38 @@ def load_model(ref: ModelRef, device: torch.device, dtype: torch.dtype) -> Loade
     Raises:
         AbstainError: A file cannot be read, or weights are missing: they would be random.
     """
+    model = load_weights(ref, AUTO_CLASSES[get_model_kind(_load_config(ref))], device, dtype)
+    return LoadedModel(ref, model, load_tokenizer(ref))
+
+
+def load_weights(ref: ModelRef, class_name: str, device: torch.device, dtype: torch.dtype, remedy: str = REMEDY) -> Any:
+    """Load the weights of a model as a class of transformers, in evaluation mode, with gradients off.
+
+    Raises:
+        AbstainError: A file cannot be read, or weights are missing.
+    """
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
-    auto_class = getattr(transformers, AUTO_CLASSES[get_model_kind(_load_config(ref))])
-    with translate_load_errors(ref):
-        model, info = auto_class.from_pretrained(
+    with translate_load_errors(ref, remedy):
+        model, info = getattr(transformers, class_name).from_pretrained(
             ref.path, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )
     if missing := sorted(info["missing_keys"]):
         raise AbstainError(
-            Code.MODEL_UNSUITABLE, f"{ref.name} is no language model: its weights lack {missing[0]}; choose another"
+            Code.MODEL_UNSUITABLE,
+            f"{ref.name}: its weights lack {missing[0]}, so its output would be random: "
+            "choose a model that was trained for this",
         )
-    model = model.to(device).eval().requires_grad_(False)
-    return LoadedModel(ref, model, load_tokenizer(ref))
+    return model.to(device).eval().requires_grad_(False)
+
+
+def require_fast_tokenizer(name: str, tokenizer: Any) -> None:
+    """Raise an `AbstainError` if a tokenizer gives no character offsets of its tokens."""
+    if not tokenizer.is_fast:
+        raise AbstainError(
+            Code.MODEL_UNSUITABLE, f"{name}: its tokenizer has no fast form (tokenizer.json): save it with one"
+        )
 
 
 def get_model_kind(config: Any) -> ModelKind:

@@ -245,6 +245,13 @@ def cut_to_operation(prompt: PromptSegments, operation: Operation) -> PromptSegm
     return prompt[: names.index(operation.segments[-1]) + 1]
 
 
+def get_tracked_tokens(operation: Operation) -> tuple[str, ...]:
+    """Return the texts whose probabilities `operation` reads, each of which must be one token of the base model."""
+    if isinstance(operation, NextTokenProbs):
+        return operation.tokens
+    return operation.tracked_tokens if isinstance(operation, Generate) else ()
+
+
 def get_prompt_segments(request: Request) -> PromptSegments:
     """Return the part of a request's prompt that the model reads, without the target of a constrained answer.
 

@@ -72,13 +72,11 @@ class ContextPerturber:
         Returns:
             The cost, as from `FeatureStore.compute_missing`.
         """
-        return self._store.compute_missing(
-            ConcatRequests([self._requests(rows, operation) for operation in self.operations]), on_progress, runner
-        )
+        return self._store.compute_missing(self._all_requests(rows), on_progress, runner)
 
     def compute_uncached(self, rows: Sequence[Interaction]) -> None:
         """Perturb the contexts of `rows` without using the cache, as `FeatureStore.compute_uncached` does."""
-        self._store.compute_uncached(ConcatRequests([self._requests(rows, operation) for operation in self.operations]))
+        self._store.compute_uncached(self._all_requests(rows))
 
     def count_missing(self, rows: Sequence[Interaction]) -> tuple[int, int]:
         """Count the contexts to perturb and those that are not cached.
@@ -90,7 +88,7 @@ class ContextPerturber:
             The number of contexts to perturb, where each copy counts, and the number of distinct ones that are not
             cached.
         """
-        requests = ConcatRequests([self._requests(rows, operation) for operation in self.operations])
+        requests = self._all_requests(rows)
         return sum(requests[index] is not None for index in range(len(requests))), self._store.count_missing(requests)
 
     def collect_keys(self, rows: Sequence[Interaction]) -> dict[str, set[str]]:
@@ -172,6 +170,9 @@ class ContextPerturber:
 
     def _describe_overflow(self, prompt: PromptSegments) -> str:
         return self._context_window.describe_overflow(prompt, SURROUNDING_TOKENS)
+
+    def _all_requests(self, rows: Sequence[Interaction]) -> ConcatRequests:
+        return ConcatRequests([self._requests(rows, operation) for operation in self.operations])
 
     def _requests(self, rows: Sequence[Interaction], operation: Perturb) -> list[Request | None]:
         prompts = [(_build_prompt(row), row.interaction_id) for row in rows]

@@ -126,7 +126,7 @@ class FeatureStore:
         tokens = n_shards = n_counted = 0
         for n_shards, shard in enumerate(self._cut_shards(requests, uncached), 1):
             if (n_shards - 1) % step == 0:
-                tokens += _count_tokens(shard, load_tokenizer(find_model(self.model, self.settings)))
+                tokens += count_tokens(shard.requests, load_tokenizer(find_model(self.model, self.settings)))
                 n_counted += 1
         return round(tokens * n_shards / max(n_counted, 1))
 
@@ -271,16 +271,14 @@ class _RequestSubset:
         return self._requests[self._indices[index]]
 
 
-def _count_tokens(shard: ShardJob, tokenizer: Any) -> int:
-    prompts = {get_prompt_segments(request) for request in shard.requests}
-    generated_tokens = sum(
-        request.operation.max_new_tokens for request in shard.requests if isinstance(request.operation, Generate)
-    )
-    generated_tokens += sum(
-        request.operation.beams * request.operation.max_new_tokens
-        for request in shard.requests
-        if isinstance(request.operation, ConstrainedGenerate)
-    )
+def count_tokens(requests: Sequence[Request], tokenizer: Any) -> int:
+    """Return the tokens that are read and generated for `requests` together; common prefixes count once."""
+    prompts = {get_prompt_segments(request) for request in requests}
+    generated_tokens = 0
+    for operation in (request.operation for request in requests):
+        if isinstance(operation, Generate | ConstrainedGenerate):
+            beams = operation.beams if isinstance(operation, ConstrainedGenerate) else 1
+            generated_tokens += beams * operation.max_new_tokens
     return count_distinct_tokens([encode_prompt(tokenizer, prompt).ids for prompt in prompts]) + generated_tokens
 
 

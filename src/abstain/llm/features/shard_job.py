@@ -15,7 +15,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -126,11 +126,7 @@ class JobStats:
     forward_tokens: int
 
     def __add__(self, other: JobStats) -> JobStats:
-        return JobStats(
-            self.rows + other.rows,
-            self.pass_tokens + other.pass_tokens,
-            self.forward_tokens + other.forward_tokens,
-        )
+        return JobStats(*(one + two for one, two in zip(astuple(self), astuple(other), strict=True)))
 
 
 class ShardRunner(Protocol):

@@ -13,7 +13,7 @@ from abstain.core.errors import AbstainError
 from abstain.llm.engine.decoder import ComputeStats
 from abstain.llm.engine.engine import Engine, Result
 from abstain.llm.engine.generation import OnAnswerText
-from abstain.llm.engine.loading import LoadedModel, get_context_length
+from abstain.llm.engine.loading import LoadedModel, get_context_length, require_fast_tokenizer
 from abstain.llm.engine.requests import Perturb, Request
 from abstain.llm.perturbation.causal import CausalProposer
 from abstain.llm.perturbation.loop import EncodedText, TokenProposer, encode_text, make_allowed_mask, perturb_texts
@@ -54,16 +54,9 @@ def run_perturbations(
             exceeds the context length, or probabilities are not finite. The message of the last two names the row.
     """
     tokenizer, config = loaded.tokenizer, loaded.model.config.get_text_config()
-    if not tokenizer.is_fast:
-        raise AbstainError(
-            Code.MODEL_UNSUITABLE,
-            f"{loaded.ref.name}: its tokenizer has no fast form (tokenizer.json): save it with one",
-        )
-    token_texts, allowed, context_length = (
-        TokenTexts.from_tokenizer(tokenizer),
-        make_allowed_mask(tokenizer, config.vocab_size),
-        get_context_length(config),
-    )
+    require_fast_tokenizer(loaded.ref.name, tokenizer)
+    token_texts, allowed = TokenTexts.from_tokenizer(tokenizer), make_allowed_mask(tokenizer, config.vocab_size)
+    context_length = get_context_length(config)
     if not allowed.any():
         raise AbstainError(
             Code.MODEL_UNSUITABLE,
@@ -158,6 +151,7 @@ class PerturbationEngine:
         Raises:
             AbstainError: A request is not a `Perturb`, or as in `run_perturbations`.
         """
+        proposer_class: type[Seq2SeqProposer | MaskedProposer]
         proposer_class = Seq2SeqProposer if self.loaded.model.config.is_encoder_decoder else MaskedProposer
         for request in requests.values():
             if not isinstance(request.operation, Perturb):

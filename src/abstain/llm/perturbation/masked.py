@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,8 +25,8 @@ MaskedText = tuple[int, Sequence[int]]
 """Index of a text, and the places in it that are masked."""
 
 
-class MaskedProposer:
-    """Texts of token ids for a masked model, each between the tokens that the model was trained to see around a text.
+class BidirectionalProposer(ABC):
+    """Texts of token ids for a model that reads both sides of a place.
 
     Args:
         loaded: The perturbation model.
@@ -34,7 +36,7 @@ class MaskedProposer:
         stats: Counts of the work done, updated in place.
 
     Raises:
-        AbstainError: The tokenizer has no mask token.
+        AbstainError: The tokenizer lacks the tokens that mask a place.
     """
 
     def __init__(
@@ -45,20 +47,35 @@ class MaskedProposer:
         batch_tokens: int,
         stats: ComputeStats,
     ) -> None:
-        tokenizer = loaded.tokenizer
+        self._name, self._model, self._pad_id = loaded.ref.name, loaded.model, loaded.tokenizer.pad_token_id or 0
+        self._texts = [list(ids) for ids in texts]
+        self._allowed = allowed.to(self._model.device)
+        self._batch_tokens, self._stats = batch_tokens, stats
+        self._find_mask_tokens(loaded.tokenizer)
+
+    @abstractmethod
+    def _find_mask_tokens(self, tokenizer: Any) -> None: ...
+
+    def replace(self, row: int, places: Sequence[int], tokens: Sequence[int]) -> None:
+        """Replace tokens of a text (`TokenProposer.replace`)."""
+        for place, token in zip(places, tokens, strict=True):
+            self._texts[row][place] = token
+
+
+class MaskedProposer(BidirectionalProposer):
+    """Texts for a masked model, each between the tokens that the model was trained to see around a text."""
+
+    def _find_mask_tokens(self, tokenizer: Any) -> None:
         if tokenizer.mask_token_id is None:
             raise AbstainError(
                 Code.MODEL_UNSUITABLE,
-                f"{loaded.ref.name} has no mask token, which a masked language model needs to fill a place",
+                f"{self._name} has no mask token, which a masked language model needs to fill a place",
             )
-        self._model, self._mask_id, self._pad_id = loaded.model, tokenizer.mask_token_id, tokenizer.pad_token_id or 0
+        self._mask_id = tokenizer.mask_token_id
         self._prefix = [token for token in (tokenizer.cls_token_id,) if token is not None]
         self._suffix = [token for token in (tokenizer.sep_token_id,) if token is not None]
-        self._texts = [list(ids) for ids in texts]
-        self._allowed = allowed.to(self._model.device)
-        self._stats = stats
         # A model of this kind writes the logits of every token, requested or not.
-        self._batch_tokens = min(batch_tokens, LOGIT_BYTES // (4 * len(allowed)))
+        self._batch_tokens = min(self._batch_tokens, LOGIT_BYTES // (4 * len(self._allowed)))
 
     def compute_log_likelihoods(self, rows: Sequence[int]) -> list[Tensor]:
         """Compute the log-likelihoods of the tokens of some texts (`TokenProposer.compute_log_likelihoods`)."""
@@ -76,11 +93,6 @@ class MaskedProposer:
             old = torch.tensor([self._texts[row][place] for place in row_places])
             filled[row] = get_best_alternatives(logits, old, self._allowed)
         return filled
-
-    def replace(self, row: int, places: Sequence[int], tokens: Sequence[int]) -> None:
-        """Replace tokens of a text (`TokenProposer.replace`)."""
-        for place, token in zip(places, tokens, strict=True):
-            self._texts[row][place] = token
 
     def _compute_logits(self, masked: Sequence[MaskedText]) -> Iterator[tuple[MaskedText, Tensor]]:
         """Yield each text with the logits of its places, (places, vocabulary), float32."""

@@ -10,50 +10,24 @@ from torch import Tensor
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.llm.engine.decoder import ComputeStats
-from abstain.llm.engine.loading import LoadedModel
 from abstain.llm.perturbation.causal import get_best_alternatives
 from abstain.llm.perturbation.loop import TokenProposal
-from abstain.llm.perturbation.masked import STRIDE, MaskedText, iter_batches, pad_ids
+from abstain.llm.perturbation.masked import STRIDE, BidirectionalProposer, MaskedText, iter_batches, pad_ids
 
 
-class Seq2SeqProposer:
-    """Texts of token ids, each before EOS, for an encoder and a decoder that were trained on corrupted spans.
+class Seq2SeqProposer(BidirectionalProposer):
+    """Texts, each before EOS, for an encoder and a decoder with T5's sentinels, trained on corrupted spans."""
 
-    Args:
-        loaded: The perturbation model.
-        texts: Token ids of each text.
-        allowed: Mask of the tokens that may take a place, bool (vocabulary,).
-        batch_tokens: Limit of the tokens of one forward pass of the encoder, padding included.
-        stats: Counts of the work done, updated in place.
-
-    Raises:
-        AbstainError: The model lacks T5's sentinels, `<extra_id_0>` and so on.
-    """
-
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        texts: Sequence[Sequence[int]],
-        allowed: Tensor,
-        batch_tokens: int,
-        stats: ComputeStats,
-    ) -> None:
-        tokenizer = loaded.tokenizer
+    def _find_mask_tokens(self, tokenizer: Any) -> None:
         vocabulary = tokenizer.get_vocab()
         self._sentinels = [vocabulary[name] for n in range(100) if (name := f"<extra_id_{n}>") in vocabulary]
         if not self._sentinels:
             raise AbstainError(
                 Code.MODEL_UNSUITABLE,
-                f"{loaded.ref.name} has no sentinel tokens (<extra_id_0> ...), which stand for a masked place: "
+                f"{self._name} has no sentinel tokens (<extra_id_0> ...), which stand for a masked place: "
                 "choose a model of T5's kind",
             )
-        self._name, self._model = loaded.ref.name, loaded.model
-        self._pad_id, self._eos_id = tokenizer.pad_token_id or 0, tokenizer.eos_token_id
-        self._start_id = self._model.config.decoder_start_token_id
-        self._texts = [list(ids) for ids in texts]
-        self._allowed = allowed.to(self._model.device)
-        self._batch_tokens, self._stats = batch_tokens, stats
+        self._eos_id, self._start_id = tokenizer.eos_token_id, self._model.config.decoder_start_token_id
 
     def compute_log_likelihoods(self, rows: Sequence[int]) -> list[Tensor]:
         """Compute the log-likelihoods of the tokens of some texts (`TokenProposer.compute_log_likelihoods`)."""
@@ -104,11 +78,6 @@ class Seq2SeqProposer:
                         filled[row] += get_best_alternatives(out.logits[index, -1:], old, self._allowed)
                         last[index] = filled[row][-1].new
         return filled
-
-    def replace(self, row: int, places: Sequence[int], tokens: Sequence[int]) -> None:
-        """Replace tokens of a text (`TokenProposer.replace`)."""
-        for place, token in zip(places, tokens, strict=True):
-            self._texts[row][place] = token
 
     def _make_target(self, tokens: Sequence[int]) -> list[int]:
         """Return the decoder's target sequence: a sentinel, its token, and so on."""

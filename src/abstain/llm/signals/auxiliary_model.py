@@ -14,7 +14,14 @@ from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.device import choose_device
-from abstain.llm.engine.loading import ModelRef, find_model, get_context_length, translate_load_errors
+from abstain.llm.engine.loading import (
+    ModelRef,
+    find_model,
+    get_context_length,
+    load_weights,
+    require_fast_tokenizer,
+    translate_load_errors,
+)
 from abstain.llm.engine.prompts import PromptSegments
 from abstain.llm.features.cache import CacheNamespace, FeatureCache, prompt_key
 from abstain.llm.signals.base import ScorerUnavailable
@@ -225,30 +232,10 @@ def _load(ref: ModelRef, head: Head, settings: Settings) -> _Loaded:
     Raises:
         AbstainError: The weights of the head are missing, or the tokenizer has no character offsets of its tokens.
     """
-    import transformers
-
-    transformers.utils.logging.disable_progress_bar()
     tokenizer = _load_tokenizer(ref)
-    if not tokenizer.is_fast:
-        raise AbstainError(
-            Code.MODEL_UNSUITABLE, f"{ref.name}: its tokenizer has no fast form (tokenizer.json): save it with one"
-        )
+    require_fast_tokenizer(ref.name, tokenizer)
     tokenizer.padding_side = tokenizer.truncation_side = "right"
-    with translate_load_errors(ref, REMEDY):
-        model, info = getattr(transformers, f"AutoModel{head}").from_pretrained(
-            ref.path,
-            dtype=_get_dtype(settings),
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
-    if missing := sorted(info["missing_keys"]):
-        raise AbstainError(
-            Code.MODEL_UNSUITABLE,
-            f"{ref.name}: its weights lack {missing[0]}, so its output would be random: "
-            "choose a model that was trained for this",
-        )
-    model = model.to(choose_device(settings)).eval().requires_grad_(False)
+    model = load_weights(ref, f"AutoModel{head}", choose_device(settings), _get_dtype(settings), REMEDY)
     context_length = min(
         tokenizer.model_max_length, get_context_length(model.config.get_text_config()) or DEFAULT_CONTEXT_LENGTH
     )

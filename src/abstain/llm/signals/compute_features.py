@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -12,12 +11,10 @@ from abstain.config.params import LLMParams
 from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
 from abstain.llm.engine.loading import find_model, load_tokenizer, read_layer_count
-from abstain.llm.engine.prefix_tree import count_distinct_tokens
-from abstain.llm.engine.requests import Generate, HiddenStates, Request, cut_to_operation
-from abstain.llm.engine.tokenization import encode_prompt
+from abstain.llm.engine.requests import HiddenStates
 from abstain.llm.features.extraction import FeatureSource, PreparedRequest, UnreadableInteraction
 from abstain.llm.features.feature_request import FeatureRequest
-from abstain.llm.features.feature_store import ConcatRequests, FeatureStore, OnProgress, RequestList
+from abstain.llm.features.feature_store import ConcatRequests, FeatureStore, OnProgress, RequestList, count_tokens
 from abstain.llm.features.shard_job import JobStats, ShardRunner, row_key
 from abstain.llm.signals.base import Feature, FeatureBatch, Scorer
 
@@ -146,19 +143,19 @@ class FeatureReader:
             The feature batch, the reason for each unreadable answer (else None), and the forward tokens per answer.
         """
         provided_features = provided or [{}] * len(interactions)
-        prepared = [
-            [
-                None if source.feature_request in features else source.prepare(interaction)
-                for interaction, features in zip(interactions, provided_features, strict=True)
-            ]
-            for source in self.sources
-        ]
+        prepared = {  # by index of the source and index of the answer
+            (i, n): source.prepare(interaction)
+            for i, source in enumerate(self.sources)
+            for n, (interaction, features) in enumerate(zip(interactions, provided_features, strict=True))
+            if source.feature_request not in features
+        }
+        requests = {place: item.request for place, item in prepared.items() if isinstance(item, PreparedRequest)}
+        keys = {place: row_key(request) for place, request in requests.items()}
         rows: dict[tuple[int, str], Tensor] = {}  # by index of the source and key
-        uncached: dict[str, Request] = {}
-        for i, (source, items) in enumerate(zip(self.sources, prepared, strict=True)):
-            requests = {row_key(item.request): item.request for item in items if isinstance(item, PreparedRequest)}
-            rows |= {(i, key): row for key, row in source.cache.read(list(requests))}
-            uncached |= {f"{i}/{key}": request for key, request in requests.items() if (i, key) not in rows}
+        for i, source in enumerate(self.sources):
+            cached = source.cache.read([key for (source_index, _), key in keys.items() if source_index == i])
+            rows |= {(i, key): row for key, row in cached}
+        uncached = {f"{i}/{key}": requests[i, n] for (i, n), key in keys.items() if (i, key) not in rows}
         if uncached:
             engine = self.sources[0].load_engine()
             for name, row in engine.run(uncached):
@@ -166,26 +163,20 @@ class FeatureReader:
                 rows |= {(int(source_index), key): row} if isinstance(row, Tensor) else {}
         features_by_request = {
             source.feature_request: [
-                rows[i, row_key(item.request)]
-                if isinstance(item, PreparedRequest)
-                else features.get(source.feature_request)
-                for item, features in zip(items, provided_features, strict=True)
+                rows[i, keys[i, n]] if (i, n) in keys else features.get(source.feature_request)
+                for n, features in enumerate(provided_features)
             ]
-            for i, (source, items) in enumerate(zip(self.sources, prepared, strict=True))
+            for i, source in enumerate(self.sources)
         }
         unreadable: list[UnreadableInteraction | None] = [None] * len(interactions)
-        for items in prepared:
-            unreadable = [
-                item if isinstance(item, UnreadableInteraction) else reason
-                for item, reason in zip(items, unreadable, strict=True)
-            ]
+        for (_, n), item in prepared.items():
+            unreadable[n] = item if isinstance(item, UnreadableInteraction) else unreadable[n]
         computed_sources: list[list[FeatureSource]] = [[] for _ in interactions]
-        for i, (source, items) in enumerate(zip(self.sources, prepared, strict=True)):
-            for row_index, item in enumerate(items):
-                if isinstance(item, PreparedRequest) and f"{i}/{(key := row_key(item.request))}" in uncached:
-                    computed_sources[row_index].append(source)
-                    if self.on_computed is not None:
-                        self.on_computed(interactions[row_index].interaction_id, source, key, rows[i, key])
+        for (i, n), key in keys.items():
+            if f"{i}/{key}" in uncached:
+                computed_sources[n].append(self.sources[i])
+                if self.on_computed is not None:
+                    self.on_computed(interactions[n].interaction_id, self.sources[i], key, rows[i, key])
         forward_tokens = [
             _estimate_cost(sources, [interaction])
             for interaction, sources in zip(interactions, computed_sources, strict=True)
@@ -225,14 +216,8 @@ def _estimate_cost(sources: Sequence[FeatureSource], rows: Sequence[Interaction]
     tokenizer, depth = load_tokenizer(ref), read_layer_count(ref)
     operations = [source.operation for source in sources]
     share = max(operation.layer / depth if isinstance(operation, HiddenStates) else 1.0 for operation in operations)
-    return share * sum(_count_tokens(sources, tokenizer, row) for row in rows) / len(rows)
-
-
-def _count_tokens(sources: Sequence[FeatureSource], tokenizer: Any, row: Interaction) -> int:
-    prompts: list[list[int]] = []
-    generated_tokens = 0
-    for source in sources:
-        if isinstance(prepared := source.prepare(row), PreparedRequest):
-            prompts.append(encode_prompt(tokenizer, cut_to_operation(prepared.request.prompt, source.operation)).ids)
-            generated_tokens += source.operation.max_new_tokens if isinstance(source.operation, Generate) else 0
-    return count_distinct_tokens(prompts) + generated_tokens
+    tokens = 0
+    for row in rows:
+        prepared = [item for source in sources if isinstance(item := source.prepare(row), PreparedRequest)]
+        tokens += count_tokens([item.request for item in prepared], tokenizer)
+    return share * tokens / len(rows)

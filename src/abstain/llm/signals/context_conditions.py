@@ -54,6 +54,11 @@ def make_baseline_requests(layout: str) -> dict[str, FeatureRequest]:
     }
 
 
+def make_condition_requests(layout: str) -> tuple[FeatureRequest, ...]:
+    """Return the feature requests of N_c and B_c."""
+    return (*make_normal_requests(layout).values(), *make_baseline_requests(layout).values())
+
+
 @dataclass(frozen=True)
 class ContextConditions:
     """A base model that reads answers under the three conditions.

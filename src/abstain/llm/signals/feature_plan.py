@@ -18,7 +18,7 @@ from abstain.llm.engine.requests import Site, get_chosen_layer, make_probe_opera
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.signals.base import Scorer
 from abstain.llm.signals.compute_features import FeatureWork, collect_feature_requests
-from abstain.llm.signals.context_conditions import ContextConditions, make_baseline_requests, make_normal_requests
+from abstain.llm.signals.context_conditions import ContextConditions, make_condition_requests
 from abstain.llm.signals.counterfactuals import COUNTERFACTUALS
 
 
@@ -152,10 +152,7 @@ def collect_signal_requests(params: Params, scorers: Iterable[Scorer]) -> tuple[
     """
     requests = collect_feature_requests(scorers)
     if should_fit_regressors(params):
-        requests += (
-            *make_normal_requests(params.llm.layout).values(),
-            *make_baseline_requests(params.llm.layout).values(),
-        )
+        requests += make_condition_requests(params.llm.layout)
     return requests
 
 

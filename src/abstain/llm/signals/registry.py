@@ -12,7 +12,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.scorer_names import FAMILIARITY, WRITER
 from abstain.llm.engine.loading import find_model, load_tokenizer
-from abstain.llm.engine.requests import Generate, NextTokenProbs, Operation
+from abstain.llm.engine.requests import get_tracked_tokens
 from abstain.llm.signals import likelihood
 from abstain.llm.signals.base import Scorer, ScorerUnavailable
 from abstain.llm.signals.entailment import make_entailment_scorer
@@ -76,7 +76,7 @@ def _make_scorer_factories(params: Params, settings: Settings) -> dict[str, Call
                 request.render(params.llm.layout, "", [], "")
             except AbstainError as error:  # no follow-up question exists for this layout
                 raise ScorerUnavailable(error.code, error.message) from None
-            for token in _required_tokens(request.operation):
+            for token in get_tracked_tokens(request.operation):
                 if len(tokenizer.encode(token, add_special_tokens=False)) != 1:
                     raise ScorerUnavailable(
                         Code.MODEL_UNSUITABLE, f"{params.llm.model} has no token of its own for {token!r}"
@@ -90,14 +90,3 @@ def _make_scorer_factories(params: Params, settings: Settings) -> dict[str, Call
         FAMILIARITY: partial(make_familiarity_scorer, params.llm, settings),
         WRITER: partial(WriterScores, params.labels.refusals),
     }
-
-
-def _required_tokens(operation: Operation) -> tuple[str, ...]:
-    """Return the tokens whose probabilities `operation` needs, each of which must be one token of the base model."""
-    return (
-        operation.tokens
-        if isinstance(operation, NextTokenProbs)
-        else operation.tracked_tokens
-        if isinstance(operation, Generate)
-        else ()
-    )

@@ -12,7 +12,7 @@ from abstain.config.params import Params, ServableKind
 from abstain.core.scorer_names import FAMILIARITY, ONE_PASS, PROBE, REGRESSORS, TWO_PASSES, WRITER
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.signals.base import Scorer
-from abstain.llm.signals.context_conditions import make_baseline_requests, make_normal_requests
+from abstain.llm.signals.context_conditions import make_condition_requests
 from abstain.llm.signals.feature_plan import get_served_site, should_fit_regressors
 from abstain.llm.signals.length import LengthOnly
 from abstain.llm.signals.likelihood import LIKELIHOOD_SIGNALS
@@ -50,10 +50,7 @@ def list_servable_components(params: Params, scorers: Iterable[Scorer]) -> dict[
     """
     components = {scorer.name: scorer.requires for scorer in scorers if not _explain(scorer)}
     if should_fit_regressors(params) and not params.perturbation.n_copies:
-        components[REGRESSORS] = (
-            *make_normal_requests(params.llm.layout).values(),
-            *make_baseline_requests(params.llm.layout).values(),
-        )
+        components[REGRESSORS] = make_condition_requests(params.llm.layout)
     return {PROBE: (get_served_site(params).make_feature_request(params.llm),), **components}
 
 
