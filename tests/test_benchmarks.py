@@ -1,7 +1,5 @@
 """The benchmarks run: small, and with a tiny base model."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,7 +1,5 @@
 """Tiny models with random weights and their tokenizers: real Hugging Face classes, no downloads."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A small study: questions about the sample's handbook, a few cells, few trees."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

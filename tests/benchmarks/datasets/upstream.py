@@ -1,7 +1,5 @@
 """Made-up records in the layouts of the published sets."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Callable

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from abstain.llm.familiarity.aggregation import aggregate, compute_threshold

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from abstain.llm.familiarity.masking import has_content_word, mask_concept

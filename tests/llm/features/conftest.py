@@ -1,7 +1,5 @@
 """A server of the S3 API, as a team would have it, on a port of this host."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Tiny perturbation models of three kinds, and the published procedure done literally."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

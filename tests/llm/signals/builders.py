@@ -1,7 +1,5 @@
 """Answered questions, and tiny encoders with random weights."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache

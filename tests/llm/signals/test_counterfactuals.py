@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from abstain.llm.signals.counterfactuals import remove_contexts, shuffle_answers
 from tests.llm.signals.builders import interaction
 

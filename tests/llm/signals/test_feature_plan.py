@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from abstain.config.settings import Settings
 from abstain.llm.engine.requests import NLL, HiddenStates
 from abstain.llm.features.feature_request import FeatureRequest
