@@ -16,7 +16,7 @@ from abstain.llm.engine.generation import GeneratedText, OnAnswerText, generate
 from abstain.llm.engine.incremental_decoder import DecodingPrompt
 from abstain.llm.engine.loading import LoadedModel
 from abstain.llm.engine.pauses import pause
-from abstain.llm.engine.planner import EncodedRequest, RequestPlan, group_by_depth
+from abstain.llm.engine.planner import EncodedRequest, RequestPlan, group_by_depth, is_decoded
 from abstain.llm.engine.prefix_tree import Node
 from abstain.llm.engine.requests import (
     NLL,
@@ -123,7 +123,7 @@ class Engine:
                 finish_next = self._launch(plan, index + 1, depth)
             finish()
             for entry, path in plan.pop_finished(index):
-                if isinstance(entry.request.operation, Generate | ConstrainedGenerate):
+                if is_decoded(entry):
                     prompts.append(_make_decoding_prompt(entry, path, plan))
                     tokens = sum(prompt.cached_tokens for prompt in prompts)
                     if (
@@ -149,7 +149,7 @@ class Engine:
             for hook in plan.exported[node]:
                 plan.results[node].states[hook] = (requested[node][hook][0], copy_to_host(hooks[hook]))
             for entry in plan.get_requests_ending_at(node):
-                if isinstance(entry.request.operation, Generate | ConstrainedGenerate):
+                if is_decoded(entry):
                     plan.last_state[entry.key] = hooks[final][-1:].clone()
             if plan.projected[node]:
                 chosen = sorted(plan.projected[node])

@@ -71,6 +71,11 @@ class NodeResults:
     surprise: Tensor | None = None
 
 
+def is_decoded(entry: EncodedRequest) -> bool:
+    """Return whether an answer to the request is decoded after its prompt."""
+    return isinstance(entry.request.operation, Generate | ConstrainedGenerate)
+
+
 class RequestPlan:
     """The prefix tree of the prompts of requests, cut into batches, with the results so far.
 
@@ -119,7 +124,7 @@ class RequestPlan:
                 spans[hook] = covering_span([local_span, spans[hook]]) if hook in spans else local_span
                 if isinstance(entry.request.operation, HiddenStates):
                     self.exported[node].add(hook)
-                elif not isinstance(entry.request.operation, Generate | ConstrainedGenerate):
+                elif not is_decoded(entry):
                     self.projected[node].update(range(*local_span))
 
     def get_requests_ending_at(self, node: Node) -> Iterator[EncodedRequest]:
@@ -149,22 +154,12 @@ class RequestPlan:
         return results.surprise
 
     def get_nodes_to_cache(self, index: int) -> set[Node]:
-        """Return the nodes of a batch whose keys and values a later batch or an answer continues from.
-
-        Args:
-            index: Index of the batch.
-
-        Returns:
-            The nodes.
-        """
+        """Return the nodes of a batch whose keys and values a later batch or an answer continues from."""
         batch = self.batches[index]
         answered_nodes = {
             node
             for end_node in batch
-            if any(
-                isinstance(entry.request.operation, Generate | ConstrainedGenerate)
-                for entry in self.get_requests_ending_at(end_node)
-            )
+            if any(map(is_decoded, self.get_requests_ending_at(end_node)))
             for node in end_node.path
         }
         return {node for node in batch if self._last_batch[node] > index or node in answered_nodes}

@@ -146,32 +146,19 @@ class ShardRunner(Protocol):
         """
 
 
+@dataclass(frozen=True)
 class LocalRunner:
-    """Computes shards in this process, one after the other.
+    """Computes shards in this process, one after the other."""
 
-    Args:
-        settings: Settings of this machine.
-    """
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    settings: Settings
 
     def run(self, jobs: Iterable[ShardJob]) -> Iterator[JobStats]:
         """Compute each shard of `jobs` and yield its cost."""
-        for job in jobs:
-            yield compute_shard(job, self._settings)
+        return (compute_shard(job, self.settings) for job in jobs)
 
 
 def compute_shard(job: ShardJob, settings: Settings) -> JobStats:
-    """Compute a shard and write its rows to the cache, one file per operation.
-
-    Args:
-        job: The shard.
-        settings: Settings of this machine.
-
-    Returns:
-        The cost.
-    """
+    """Compute a shard and write its rows to the cache, one file per operation."""
     engine = load_job_engine(job, settings)
     start_tokens = engine.stats.pass_tokens, engine.stats.forward_tokens
     requests = {str(index): request for index, request in enumerate(job.requests)}
