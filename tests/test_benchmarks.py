@@ -48,18 +48,18 @@ def deep_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def printed(
+def run_main(
     deep_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., str]:
     """Run a benchmark with the tiny model in this process, and return its output."""
     for name, value in {"HOME": str(tmp_path), "DEVICE": "cpu", "DTYPE": "float32"}.items():
         monkeypatch.setenv(f"ABSTAIN_{name}", value)
 
-    def of(main: Main, *arguments: str) -> str:
+    def call(main: Main, *arguments: str) -> str:
         main([*arguments, "--model", str(deep_model)])
         return capsys.readouterr().out
 
-    return of
+    return call
 
 
 @pytest.fixture(scope="module")
@@ -71,36 +71,36 @@ def run(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> Callab
         (folder / name).mkdir()
     (project.home / "models").symlink_to(MODELS)
 
-    def printed(*command: str, python: str = "python") -> str:
+    def run_module(*command: str, python: str = "python") -> str:
         done = project.command(["env", "ABSTAIN_DEVICE=cpu", python, "-m", *command])
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    return printed
+    return run_module
 
 
-def test_extraction_benchmark_compares_before_it_times(printed: Callable[..., str]) -> None:
-    output = printed(extraction.main, "--rows", "4", "--repeats", "1")
+def test_extraction_benchmark_compares_before_it_times(run_main: Callable[..., str]) -> None:
+    output = run_main(extraction.main, "--rows", "4", "--repeats", "1")
     # The processor decides which of the two is compared.
     assert output.count("cosine at least 0.999") + output.count("equal within") == 4 and "equal within" in output
     assert "NLLs off from float32" in output
 
 
-def test_perturbation_benchmark_counts_tokens(printed: Callable[..., str]) -> None:
-    output = printed(perturbation.main, "--contexts", "2", "--timed", "1", "--tokens", "2")
+def test_perturbation_benchmark_counts_tokens(run_main: Callable[..., str]) -> None:
+    output = run_main(perturbation.main, "--contexts", "2", "--timed", "1", "--tokens", "2")
     rows = re.findall(r"\| \w+ \| \w+ \| [\d,]+ \| [\d,]+ \| \*\*\d+\.\d\d\*\* \| \d+ \|$", output, re.MULTILINE)
     assert len(rows) == 8 and output.count("2 of 2") == 4
     assert len(re.findall(r"a context \| 2 \| [\d,]+ \| [\d,]+ \|", output)) == 2
 
 
-def test_scaling_benchmark_reads_only_new_rows(printed: Callable[..., str]) -> None:
-    output = printed(scaling.main, "--rows", "40", "--sizes", "100")
+def test_scaling_benchmark_reads_only_new_rows(run_main: Callable[..., str]) -> None:
+    output = run_main(scaling.main, "--rows", "40", "--sizes", "100")
     share = re.search(r"(\d+\.\d+)% of that", output)
     assert share is not None and float(share[1]) < 10 and "| 100 |" in output
 
 
 def test_familiarity_benchmark_prints_three_tables(
-    printed: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run_main: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(familiarity, "N_RESAMPLES", 100)
     monkeypatch.setattr(familiarity, "FamiliarityConfig", SHORT)
@@ -115,10 +115,10 @@ def test_familiarity_benchmark_prints_three_tables(
     for name, rows in tables.items():
         with gzip.open(tmp_path / f"{name}.jsonl.gz", "wt") as file:
             file.writelines(f"{json.dumps(row)}\n" for row in rows)
-    output = printed(familiarity.main, str(tmp_path))
+    output = run_main(familiarity.main, str(tmp_path))
     assert "5 of 7 are not fictional" in output and "2 of 4 are about real ones" in output
     rows = re.findall(r"^\| ([\w -]+?)(?: \(\d+ without a score\))? \| (?:\d\.\d{3}|nan) \(", output, re.MULTILINE)
-    alone = printed(familiarity.main, str(tmp_path), "--concepts", "1", "--questions", "0")
+    alone = run_main(familiarity.main, str(tmp_path), "--concepts", "1", "--questions", "0")
     assert "2 of 3 are not fictional" in alone and "table 2" not in alone
     assert rows == [familiarity.SELF_FAMILIARITY, *BASELINES] * 2 + [
         familiarity.SELF_FAMILIARITY,
@@ -128,18 +128,18 @@ def test_familiarity_benchmark_prints_three_tables(
 
 @NEEDS_VERDICTS
 def test_question_familiarity_benchmark_compares_scores(
-    printed: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    run_main: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(question_familiarity, "N_RESAMPLES", 100)
     monkeypatch.setattr(question_familiarity, "FamiliarityConfig", SHORT)
     monkeypatch.setattr(question_familiarity.SelfFamiliarity, "estimate_threshold", lambda self: 0.5)
-    output = printed(question_familiarity.main, "--verdicts", "--rows", "24")
+    output = run_main(question_familiarity.main, "--verdicts", "--rows", "24")
     assert "24 answers in" in output and len(re.findall(r"AUROC of [\w -]+: 0\.\d{3} \(", output)) == 3
 
 
 @NEEDS_VERDICTS
 def test_scorers_benchmark_ranks_scorers(
-    printed: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run_main: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(scorers, "SITES", scorers.SITES[:2])
     monkeypatch.setattr(scorers, "N_RESAMPLES", 100)
@@ -147,7 +147,7 @@ def test_scorers_benchmark_ranks_scorers(
     small["regressors"]["trees"], small["probe"]["max_epochs"], small["perturbation"]["tokens"] = 30, 3, 3
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(small))
     fast = ("--params", str(tmp_path / "params.yaml"), "--without", *COSTLY, "yes_score_fused", "entropy")
-    output = printed(scorers.main, "--rows", "24", *fast)
+    output = run_main(scorers.main, "--rows", "24", *fast)
     assert "24 training answers, 24 test answers" in output
     assert "out-of-fold AUROC by place: residual 8 0." in output and output.count("<- the best of them") == 1
     assert len(re.findall(r"^\| `\w+` \| 0\.\d{3} \|", output, re.MULTILINE)) > 12

@@ -35,7 +35,7 @@ CORRECT, WRONG = "Correct", "Wrong"
 PARAMS: Params = shipped_params()
 
 
-def records(rounds: Iterable[int], answers: int = 120) -> list[dict[str, Any]]:
+def make_records(rounds: Iterable[int], answers: int = 120) -> list[dict[str, Any]]:
     """Half of each round is of the long-term system, a third refusals; `log_prob` is informative."""
     drawn, made = np.random.default_rng(1), []
     for number in rounds:
@@ -49,31 +49,31 @@ def records(rounds: Iterable[int], answers: int = 120) -> list[dict[str, Any]]:
     return made
 
 
-def flipped(records: list[dict[str, Any]], since: int) -> list[dict[str, Any]]:
+def flip_verdicts(records: list[dict[str, Any]], since: int) -> list[dict[str, Any]]:
     """With the opposite verdicts from round `since` on."""
     other = {CORRECT: WRONG, WRONG: CORRECT}
     return [row | {"user_feedback": other[row["user_feedback"]]} if row["round"] >= since else row for row in records]
 
 
-def read(folder: Path, rows: list[dict[str, Any]]) -> LabelledAnswers:
+def read_answers(folder: Path, rows: list[dict[str, Any]]) -> LabelledAnswers:
     return read_labelled_answers(write_records(folder / FILE.name, *rows))
 
 
-def reviewed(wrong: int, rows: int, a_topic: int = 1) -> ReviewedAnswers:
+def make_reviewed(wrong: int, rows: int, a_topic: int = 1) -> ReviewedAnswers:
     """All equally confident; the first `wrong` are incorrect."""
     at = np.arange(rows)
     return ReviewedAnswers(np.full(rows, 0.5), (at >= wrong).astype(int), groups=at // a_topic)
 
 
 def test_compute_p_value_is_that_of_a_binomial_test() -> None:
-    p_value = compute_p_value(reviewed(30, 100), reviewed(30, 100), 0.5, 0.8)
+    p_value = compute_p_value(make_reviewed(30, 100), make_reviewed(30, 100), 0.5, 0.8)
     assert p_value == pytest.approx(binom.sf(29, 100, 0.2)) and p_value < real_verdicts.REJECTED_BELOW
-    assert compute_p_value(reviewed(0, 100), reviewed(30, 100), 0.5, 0.8) == 1
-    assert compute_p_value(reviewed(30, 100), reviewed(30, 100), 0.6, 0.8) == 1, "nothing is shown"
+    assert compute_p_value(make_reviewed(0, 100), make_reviewed(30, 100), 0.5, 0.8) == 1
+    assert compute_p_value(make_reviewed(30, 100), make_reviewed(30, 100), 0.6, 0.8) == 1, "nothing is shown"
 
 
 def test_compute_p_value_uses_the_design_effect() -> None:
-    together = reviewed(30, 100, a_topic=10)
+    together = make_reviewed(30, 100, a_topic=10)
     assert compute_p_value(together, together, 0.5, 0.8) == pytest.approx(binom.sf(2, 10, 0.2))
     correct = [0, 0] * 10 + [0, 1] * 10 + [1, 1] * 30
     pairs = ReviewedAnswers(np.full(100, 0.5), np.array(correct), groups=np.arange(100) // 2)
@@ -83,8 +83,8 @@ def test_compute_p_value_uses_the_design_effect() -> None:
 
 
 def test_divide_round_shares_no_topic(tmp_path: Path) -> None:
-    rows = [*records((1, 2, 3)), make_record("again", title="3.0")]
-    found = read(tmp_path, rows)
+    rows = [*make_records((1, 2, 3)), make_record("again", title="3.0")]
+    found = read_answers(tmp_path, rows)
     train, validation, drawn, others = divide_round(found, 3, 0)
     topics = [set(found.topic[rows]) for rows in (train, validation)]
     assert not topics[0] & topics[1] and len(topics[0]) > len(topics[1]) > 0
@@ -95,8 +95,10 @@ def test_divide_round_shares_no_topic(tmp_path: Path) -> None:
 
 
 def test_evaluate_division_only_fresh_reviews_use_the_round(tmp_path: Path) -> None:
-    rows = records((1, 2, 3))
-    before, after = (evaluate_division(read(tmp_path, of), PARAMS, 3, 0) for of in (rows, flipped(rows, 3)))
+    rows = make_records((1, 2, 3))
+    before, after = (
+        evaluate_division(read_answers(tmp_path, of), PARAMS, 3, 0) for of in (rows, flip_verdicts(rows, 3))
+    )
     assert np.array_equal(before.confidence, after.confidence) and not np.isnan(before.confidence).any()
     assert np.array_equal(before.probability["past"], after.probability["past"])
     assert not np.allclose(before.probability["fresh"], after.probability["fresh"])
@@ -109,7 +111,9 @@ def test_evaluate_division_only_fresh_reviews_use_the_round(tmp_path: Path) -> N
 
 def test_format_metrics_counts_withheld_answers(tmp_path: Path) -> None:
     verdicts = (CORRECT, CORRECT, WRONG, CORRECT, CORRECT, WRONG, WRONG)
-    found = read(tmp_path, [make_record(str(at), verdict, title=str(at)) for at, verdict in enumerate(verdicts)])
+    found = read_answers(
+        tmp_path, [make_record(str(at), verdict, title=str(at)) for at, verdict in enumerate(verdicts)]
+    )
     rows = np.arange(7)
     one = ThresholdOutcome(rows, rows < 3, 1.0)
     none = ThresholdOutcome(rows, np.zeros(7, bool), 0.01)
@@ -148,15 +152,15 @@ def test_simulate_feedback_thumbs_are_of_shown_answers() -> None:
 
 
 def test_split_by_topic_keeps_a_topic_on_one_side(tmp_path: Path) -> None:
-    rows = [row | {"title": str(at % 30)} for at, row in enumerate(records((1, 2, 3)))]
-    found = read(tmp_path, rows)
+    rows = [row | {"title": str(at % 30)} for at, row in enumerate(make_records((1, 2, 3)))]
+    found = read_answers(tmp_path, rows)
     sides = [split_by_topic(found, np.flatnonzero(found.round == number), 0) for number in (1, 2, 3)]
     train, validation = ({*found.topic[np.concatenate(side)]} for side in zip(*sides, strict=True))
     assert len(train | validation) == 30 and train and validation and not train & validation
 
 
 def test_fit_writer_thumbs_train_and_reviews_test(tmp_path: Path) -> None:
-    found = read(tmp_path, records((1, 2), answers=160))
+    found = read_answers(tmp_path, make_records((1, 2), answers=160))
     train, validation = split_by_topic(found, np.arange(320), 0)
     kind = np.random.default_rng(0).integers(16, size=320)  # of most topics nothing is known
     inclusion = np.where(kind, np.nan, np.where(found.round == 1, 0.5, 0.25))
@@ -181,7 +185,7 @@ def test_fit_writer_thumbs_train_and_reviews_test(tmp_path: Path) -> None:
 
 @pytest.mark.heavy
 def test_replay_rounds_thumbs_are_of_shown_answers(tmp_path: Path) -> None:
-    found = read(tmp_path, records((1, 2, 3, 4), answers=300))
+    found = read_answers(tmp_path, make_records((1, 2, 3, 4), answers=300))
     of = replay_rounds(found, PARAMS, 4, 0.8, (1.0, 0.0), 0)
     assert of[2].thumbs == 300, "round 1 has no gate"
     live = of[3].live
@@ -191,7 +195,7 @@ def test_replay_rounds_thumbs_are_of_shown_answers(tmp_path: Path) -> None:
 
 
 def test_replay_rounds_without_threshold_shows_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found, liked = read(tmp_path, records((1, 2, 3, 4, 5))), []
+    found, liked = read_answers(tmp_path, make_records((1, 2, 3, 4, 5))), []
 
     def threshold_in_round_3(answers: LabelledAnswers, _: Params, known: Feedback, number: int, *__: object) -> Any:
         liked.append((~np.isnan(known.thumb)).sum())
@@ -209,7 +213,7 @@ def table(said: str, heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
-def printed(folder: Path, rows: list[dict[str, Any]], capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def run_main(folder: Path, rows: list[dict[str, Any]], capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     write_records(folder / FILE.name, *rows)
     real_verdicts.main([str(folder), "--splits", "4", "--divisions", "2", "--rounds", *arguments])
     return capsys.readouterr().out
@@ -220,10 +224,10 @@ def test_real_verdicts_later_rounds_do_not_change_earlier_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(real_verdicts, "N_RESAMPLES", 50)
-    rows = records((1, 2, 3, 8))
-    said = printed(tmp_path, rows, capsys, "3")
-    assert said == printed(tmp_path, flipped(rows, 8), capsys, "3")
-    assert said != printed(tmp_path, flipped(rows, 3), capsys, "3")
+    rows = make_records((1, 2, 3, 8))
+    said = run_main(tmp_path, rows, capsys, "3")
+    assert said == run_main(tmp_path, flip_verdicts(rows, 8), capsys, "3")
+    assert said != run_main(tmp_path, flip_verdicts(rows, 3), capsys, "3")
     for target, _, made, shown, precision, stands in table(said, "Without shift"):
         assert re.fullmatch("[1-4] of 4", made) and 0.3 < float(shown) < 1 and float(precision) > float(target) - 0.1
         assert stands in ("75%", "100%")
@@ -235,7 +239,7 @@ def test_real_verdicts_later_rounds_do_not_change_earlier_ones(
 
 @pytest.mark.slow
 def test_real_verdicts_replay_has_a_row_per_feedback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = printed(tmp_path, records((1, 2, 3), answers=300), capsys, "3", "--replay")
+    said = run_main(tmp_path, make_records((1, 2, 3), answers=300), capsys, "3", "--replay")
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in said.splitlines()[2:]]
     assert [row[0] for row in rows] == ["0.8"] * 5 + ["0.75"] * 5 and {len(row) for row in rows} == {12}
     assert rows[4][4] == rows[4][8] == "2 of 2", "all labels give a guarantee"

@@ -9,7 +9,7 @@ from benchmarks.replay import Policy, Replay, WeekResult, measure_drift, replay_
 from benchmarks.scorers import FILE
 from tests.benchmarks.datasets.upstream import write_records
 from tests.checkout import shipped_params
-from tests.test_real_verdicts import flipped, records
+from tests.test_real_verdicts import flip_verdicts, make_records
 
 WEEKS = (4, 5, 6)
 TURNED = 5
@@ -23,7 +23,7 @@ def replay_of(folder: Path, rows: list[dict[str, Any]]) -> Replay:
 
 @pytest.fixture(scope="module")
 def turned(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, Policy], WeekResult]:
-    rows = flipped(records(range(1, 7)), TURNED)
+    rows = flip_verdicts(make_records(range(1, 7)), TURNED)
     found = replay_weeks(replay_of(tmp_path_factory.mktemp("replay"), rows), WEEKS)
     return {(week, policy): verdict for week, policy, verdict in found}
 
@@ -54,7 +54,7 @@ def test_replay_weeks_guarantee_is_of_the_live_version(turned: dict[tuple[int, P
 
 @pytest.mark.heavy
 def test_measure_drift_changed_texts_raise_an_alarm(tmp_path: Path) -> None:
-    replay = replay_of(tmp_path, records(range(1, 7)))
+    replay = replay_of(tmp_path, make_records(range(1, 7)))
     rows = np.random.default_rng(0).standard_normal((len(replay.dataset.correct), 8))
     assert measure_drift(replay, 5, {"questions": rows}).alarms == []
     moved = rows + 3.0 * (replay.dataset.round == 5)[:, None]

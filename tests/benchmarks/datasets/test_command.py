@@ -10,7 +10,7 @@ from tests.benchmarks.datasets.upstream import FORMATS, make_record, write_recor
 
 
 @pytest.mark.soak(twin="test_import_command_of_every_format_writes_rows")
-def test_import_reports_what_was_written_and_skipped(tmp_path: Path) -> None:
+def test_import_reports_written_and_skipped_records(tmp_path: Path) -> None:
     file = write_records(tmp_path / "qa.jsonl", make_record(), make_record("lt-2", model_answer=ABSTENTION))
     out = tmp_path / "out"
     options = ["--verdict", "thumb", "--first-round-at", "2024-05-01T00:00:00Z"]

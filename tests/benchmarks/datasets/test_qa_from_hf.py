@@ -41,7 +41,7 @@ def test_qa_from_hf_log_probabilities_are_scores_of_the_writer(tmp_path: Path) -
     assert interaction and interaction.writer_scores == {"log_prob": -3.5, "class_log_prob": -0.25}
 
 
-def test_qa_from_hf_rounds_are_a_month_apart(tmp_path: Path) -> None:
+def test_qa_from_hf_rounds_are_30_days_long(tmp_path: Path) -> None:
     rows = import_all(tmp_path, *(make_record(f"lt-{n}", round=n, study="parallel-fewer") for n in (1, 2, 9)))[:3]
     first, second, ninth = (parse_object(row, "a", 1).interaction for row in rows)
     assert first and second and ninth

@@ -42,7 +42,7 @@ def test_units_of_the_catalogue_are_all_tested() -> None:
 
 
 @given(written)
-def test_quantities_reads_what_write_writes(pair: tuple[str, float]) -> None:
+def test_quantities_reads_back_written_values(pair: tuple[str, float]) -> None:
     assert quantities(write(*pair)) == [value(*pair)]
 
 

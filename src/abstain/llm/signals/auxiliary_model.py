@@ -199,6 +199,7 @@ def find_auxiliary_model(name: str | None, setting: str, head: Head, settings: S
         ref = find_model(name, settings, remedy)
         with translate_load_errors(ref, remedy):
             config = AutoConfig.from_pretrained(ref.path, trust_remote_code=False)
+        tokenizer = _load_tokenizer(ref)
     except AbstainError as error:
         raise ScorerUnavailable(error.code, error.message) from None
     architectures = config.architectures or []
@@ -206,10 +207,6 @@ def find_auxiliary_model(name: str | None, setting: str, head: Head, settings: S
         raise ScorerUnavailable(
             Code.MODEL_UNSUITABLE, f"{name} is a {', '.join(architectures)}: {setting} needs a ...{head}"
         )
-    try:
-        tokenizer = _load_tokenizer(ref)
-    except AbstainError as error:
-        raise ScorerUnavailable(error.code, error.message) from None
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # transformers' errors for missing files
         raise ScorerUnavailable(
             Code.MODEL_UNSUITABLE,
