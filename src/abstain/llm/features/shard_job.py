@@ -126,7 +126,7 @@ class JobStats:
     forward_tokens: int
 
     def __add__(self, other: JobStats) -> JobStats:
-        return JobStats(*(one + two for one, two in zip(astuple(self), astuple(other), strict=True)))
+        return JobStats(*(sum(pair) for pair in zip(astuple(self), astuple(other), strict=True)))
 
 
 class ShardRunner(Protocol):
