@@ -25,7 +25,8 @@ def test_load_experiment_shipped_study_has_the_paper_tables() -> None:
     assert len(headline) == 4 and all(study.wants_baselines(cell) for cell in headline)
     assert {(cell.size.train, cell.size.evaluation) for cell in headline} == {(2100, 900)}
     rows = [row for table in study.tables.values() if table.paper for row in table.paper.fill_rows()]
-    assert len(rows) == 47
+    figures = [figure or 0 for row in rows for figure in (row.auroc, row.accuracy, row.f1, row.f1_buffered)]
+    assert len(rows) == 47 and sum(figures) == pytest.approx(104.907), "the figures of the paper, as they were checked"
 
 
 def test_wants_baselines_depends_on_the_size() -> None:

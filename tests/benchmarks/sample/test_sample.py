@@ -43,6 +43,9 @@ def test_sample_answers_are_right_wrong_and_unanswerable() -> None:
     assert len(ANSWERED) >= 600
     assert 0.40 <= fit_to_show(ANSWERED) <= 0.80
     assert sum(not one.review.answerable for one in ANSWERED) / len(ANSWERED) >= 0.10
+    words = [one for one in ANSWERED if one.question.fact.values[0].unit == "words"]
+    tables = [one for one in ANSWERED if one not in words and one.question.fact.topic.kind == "table"]
+    assert min(len(words), len(tables)) >= 100 and fit_to_show(tables) < fit_to_show(words) - 0.2
     for line in {one.question.fact.topic.line for one in ANSWERED}:
         assert 0.3 < fit_to_show([one for one in ANSWERED if one.question.fact.topic.line == line]) < 0.9
 
