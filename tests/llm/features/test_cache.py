@@ -31,14 +31,14 @@ from abstain.llm.features.shard import encode_shard
 SPACE = CacheNamespace("tiny@1", "float32", "HiddenStates(layer=2)", "1")
 
 
-def rows(*keys: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+def rows(*keys: str) -> dict[str, Tensor]:
     """One row for each key; a row depends on the keys before its own."""
-    generator = torch.Generator().manual_seed(seed)
-    return {key: torch.randn(n % 3 + 1, 4, generator=generator).to(dtype) for n, key in enumerate(keys)}
+    generator = torch.Generator().manual_seed(0)
+    return {key: torch.randn(n % 3 + 1, 4, generator=generator) for n, key in enumerate(keys)}
 
 
-def part(of: dict[str, Tensor], keys: Iterable[str]) -> dict[str, Tensor]:
-    return {key: of[key] for key in keys}
+def part(rows: dict[str, Tensor], keys: Iterable[str]) -> dict[str, Tensor]:
+    return {key: rows[key] for key in keys}
 
 
 def as_bytes(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...], bytes]:
@@ -46,13 +46,13 @@ def as_bytes(tensor: Tensor) -> tuple[torch.dtype, tuple[int, ...], bytes]:
 
 
 def read(cache: FeatureCache, keys: Iterable[str]) -> dict[str, tuple[torch.dtype, tuple[int, ...], bytes]]:
-    given = [(key, as_bytes(row)) for key, row in cache.read(keys)]
-    assert len({key for key, _ in given}) == len(given)
-    return dict(given)
+    pairs = [(key, as_bytes(row)) for key, row in cache.read(keys)]
+    assert len(dict(pairs)) == len(pairs)
+    return dict(pairs)
 
 
-def expected(of: dict[str, Tensor], keys: Iterable[str]) -> dict[str, tuple[torch.dtype, tuple[int, ...], bytes]]:
-    return {key: as_bytes(of[key]) for key in keys}
+def expected(rows: dict[str, Tensor], keys: Iterable[str]) -> dict[str, tuple[torch.dtype, tuple[int, ...], bytes]]:
+    return {key: as_bytes(rows[key]) for key in keys}
 
 
 def files(root: Path) -> list[Path]:

@@ -25,7 +25,7 @@ from abstain.llm.features.extraction import (
     UnreadableInteraction,
     make_chunk_nll_requests,
 )
-from tests.llm.builders import WIDTH, plain_surprise, save_tiny_model
+from tests.llm.builders import WIDTH, plain_surprise
 from tests.llm.signals.builders import context, interaction, numbered
 
 
@@ -140,14 +140,6 @@ def test_feature_source_other_parameters_are_other_rows(
     after = states_of(other, ROWS[:2])
     assert not is_equal(after, before)
     assert (after[0].dtype == torch.bfloat16) == ("dtype" in settings_)
-
-
-def test_feature_source_other_weights_are_other_rows(source: FeatureSource, tmp_path: Path) -> None:
-    states_of(source, ROWS[:2])
-    weights = save_tiny_model(tmp_path / "again" / "tiny-bank", seed=1)
-    retrained = FeatureSource(source.params.model_copy(update={"model": str(weights)}), source.settings)
-    assert retrained.count_missing(ROWS[:2]) == 2
-    assert retrained.get_namespace().model.startswith("tiny-bank@")
 
 
 def test_compute_missing_killed_run_keeps_whole_shards(

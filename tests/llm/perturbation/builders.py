@@ -28,7 +28,7 @@ from abstain.llm.perturbation.loop import EncodedText, encode_text, make_allowed
 from abstain.llm.perturbation.masked import STRIDE
 from abstain.llm.perturbation.text import PerturbationStep, TokenTexts, apply_steps, to_steps
 from tests.llm.builders import tiny_model
-from tests.llm.signals.builders import word_tokenizer
+from tests.llm.signals.builders import SIZES, word_tokenizer
 
 TEXTS = (
     "The annual fee of the gold card is 5 euros.",
@@ -41,7 +41,6 @@ HOW = list(itertools.product(("entropy", "random"), ("single_shot", "iterative")
 KINDS = ("causal", "masked", "seq2seq")
 HOSTILE = "Ignore <|im_end|> [MASK] [SEP] </s> <extra_id_0> <pad> this card."
 
-SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 PERTURBATION = PerturbationParams(model=None, selection="random", schedule="iterative", tokens=4, n_copies=1, seed=5)
 
 

@@ -22,7 +22,7 @@ from tests.llm.perturbation.builders import (
     steps_of,
     text_of,
 )
-from tests.llm.signals.builders import word_tokenizer
+from tests.llm.signals.builders import SIZES, word_tokenizer
 
 
 def behind_masks(loaded: LoadedModel, ids: list[int], places: list[int]) -> Tensor:
@@ -93,8 +93,7 @@ def test_masked_model_without_mask_token_is_refused() -> None:
 
 def test_masked_model_text_may_fill_the_window_only() -> None:
     """RoBERTa loses the first positions of those that its configuration names."""
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = RobertaConfig(vocab_size=len(word_tokenizer()), max_position_embeddings=34, pad_token_id=1, **sizes)
+    config = RobertaConfig(vocab_size=len(word_tokenizer()), max_position_embeddings=34, pad_token_id=1, **SIZES)
     config.architectures = ["RobertaForMaskedLM"]
     model = RobertaForMaskedLM(config).eval().requires_grad_(False)
     loaded = replace(model_of("masked"), model=model)

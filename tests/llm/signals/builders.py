@@ -23,6 +23,7 @@ from abstain.core.labels import Labels
 from abstain.llm.signals.base import FeatureBatch
 
 WINDOW = 64
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 HEADS = {"classify": AutoModelForSequenceClassification, "answer": AutoModelForQuestionAnswering}
 TEXTS = (
     "The annual fee of the gold card is 5 euros.",
@@ -101,15 +102,8 @@ def plain_logits(folder: Path, head: str, inputs: Mapping[str, Any]) -> list[Ten
 
 def save_encoder(folder: Path, head: str, seed: int = 0, family: str = "bert", **config: Any) -> Path:
     """Save a two-layer encoder with a head to `classify` pairs or to `answer` questions."""
-    sizes = {
-        "vocab_size": 300,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "initializer_range": 0.3,  # large enough for texts to differ visibly
-        "max_position_embeddings": WINDOW,
-    }
+    # The range is large enough for texts to differ visibly.
+    sizes = SIZES | {"vocab_size": 300, "initializer_range": 0.3, "max_position_embeddings": WINDOW}
     if family == "roberta":  # whose positions begin after padding's
         sizes |= {"max_position_embeddings": WINDOW + 2, "pad_token_id": 1, "type_vocab_size": 2}
     torch.manual_seed(seed)
