@@ -16,7 +16,7 @@ from abstain.core.contracts import Interaction
 from abstain.llm.engine.loading import LoadedModel
 from abstain.llm.engine.requests import Generate, NextTokenProbs
 from abstain.llm.signals.base import FeatureBatch, Signal
-from abstain.llm.signals.compute_features import read_features
+from abstain.llm.signals.compute_features import collect_feature_requests, read_features
 from abstain.llm.signals.yes_no import (
     MIN_PROBABILITY,
     STEPS,
@@ -194,8 +194,11 @@ def test_yes_score_equals_the_code_of_the_post(tmp_path: Path, seed: int) -> Non
     loaded = replace(tiny_model(seed=seed), tokenizer=speaking_tokenizer())
     loaded.model.resize_token_embeddings(len(loaded.tokenizer))  # the post's loop counts a token without text as a word
     params = make_params(save_model(loaded, tmp_path / "tiny-bank"))
-    signal = by_name(loaded.tokenizer)["yes_score"]
-    found = signal.score(read_features(params, settings, ROWS, signal.requires))
+    signals = by_name(loaded.tokenizer)
+    answers = read_features(params, settings, ROWS, collect_feature_requests(signals.values()))
+    found = {name: signal.score(answers) for name, signal in signals.items()}
     expected = [post_yes_score(loaded, row) for row in ROWS]
-    np.testing.assert_allclose(found, expected, atol=1e-3)
+    np.testing.assert_allclose(found["yes_score"], expected, atol=1e-3)
     assert len(set(expected)) > 1
+    assert all(((scores >= 0) & (scores <= 1)).all() for scores in found.values())
+    assert len({tuple(scores.round(3)) for scores in found.values()}) == 3, "none is a copy of another"
