@@ -107,6 +107,12 @@ class Decoder:
     def get_module(self, hook: Hook) -> nn.Module:
         """Return the module whose output a hook reads.
 
+        Args:
+            hook: Layer and site.
+
+        Returns:
+            The block, or its feed-forward part.
+
         Raises:
             AbstainError: The layer or the site does not exist.
         """

@@ -169,6 +169,14 @@ def pin_revision(name: str, revision: str) -> str:
 def load_model(ref: ModelRef, device: torch.device, dtype: torch.dtype) -> LoadedModel:
     """Load the weights and the tokenizer of a model, in evaluation mode, with gradients off.
 
+    Args:
+        ref: Reference to the model.
+        device: Device for the weights.
+        dtype: Dtype of the weights.
+
+    Returns:
+        The loaded model.
+
     Raises:
         AbstainError: A file cannot be read, or weights are missing: they would be random.
     """
@@ -207,7 +215,14 @@ def require_fast_tokenizer(name: str, tokenizer: Any) -> None:
 
 
 def get_model_kind(config: Any) -> ModelKind:
-    """Return the kind of a language model; if its family has several, the architecture decides."""
+    """Return the kind of a language model; if its family has several, the architecture decides.
+
+    Args:
+        config: The model's configuration.
+
+    Returns:
+        The kind.
+    """
     if config.is_encoder_decoder:
         return "seq2seq"
     return "masked" if any(name.endswith("ForMaskedLM") for name in config.architectures or ()) else "causal"
@@ -216,6 +231,12 @@ def get_model_kind(config: Any) -> ModelKind:
 @lru_cache(maxsize=4)
 def load_tokenizer(ref: ModelRef) -> Any:
     """Load the tokenizer of a model, once a process, shared by all callers.
+
+    Args:
+        ref: Reference to the model.
+
+    Returns:
+        The tokenizer.
 
     Raises:
         AbstainError: A file cannot be read.

@@ -154,7 +154,14 @@ class RequestPlan:
         return results.surprise
 
     def get_nodes_to_cache(self, index: int) -> set[Node]:
-        """Return the nodes of a batch whose keys and values a later batch or an answer continues from."""
+        """Return the nodes of a batch whose keys and values a later batch or an answer continues from.
+
+        Args:
+            index: Index of the batch.
+
+        Returns:
+            The nodes.
+        """
         batch = self.batches[index]
         answered_nodes = {
             node

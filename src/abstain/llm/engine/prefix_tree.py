@@ -87,7 +87,15 @@ def walk(nodes: Sequence[Node]) -> Iterator[Node]:
 
 
 def count_common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return the length of the common prefix of two sequences of token ids."""
+    """Return the length of the common prefix of two sequences of token ids.
+
+    Args:
+        first: Token ids.
+        second: Token ids.
+
+    Returns:
+        The number of tokens.
+    """
     shorter = min(len(first), len(second))
     if first[:shorter] == second[:shorter]:
         return shorter
@@ -95,7 +103,14 @@ def count_common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
 
 
 def count_distinct_tokens(prompts: Iterable[list[int]]) -> int:
-    """Count the tokens of prompts, with common prefixes counted once."""
+    """Count the tokens of prompts, with common prefixes counted once.
+
+    Args:
+        prompts: Token ids of each prompt.
+
+    Returns:
+        The number of tokens.
+    """
     ordered = sorted(prompts)
     shared = sum(count_common_prefix(previous, current) for previous, current in itertools.pairwise(ordered))
     return sum(map(len, ordered)) - shared

@@ -112,7 +112,14 @@ class Layout:
         return tuple(segments)
 
     def extract_answer(self, text: str) -> str:
-        """Return the answer in generated text: up to the end-of-answer text, if this layout has one."""
+        """Return the answer in generated text: up to the end-of-answer text, if this layout has one.
+
+        Args:
+            text: Generated text.
+
+        Returns:
+            The answer.
+        """
         end = next((entry.get("literal") for entry in self._entries if entry["segment"] == "eos"), None)
         return text.partition(end)[0].strip() if end else text
 

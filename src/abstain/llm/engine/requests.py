@@ -217,6 +217,13 @@ class Request:
 def cut_to_operation(prompt: PromptSegments, operation: Operation) -> PromptSegments:
     """Cut a prompt after the last segment that an operation needs.
 
+    Args:
+        prompt: Segments of the prompt.
+        operation: The operation.
+
+    Returns:
+        The segments that are needed.
+
     Raises:
         AbstainError: The prompt lacks a segment of the operation, or the segments are not adjacent.
     """
@@ -247,6 +254,12 @@ def get_tracked_tokens(operation: Operation) -> tuple[str, ...]:
 
 def get_prompt_segments(request: Request) -> PromptSegments:
     """Return the part of a request's prompt that the model reads, without the target of a constrained answer.
+
+    Args:
+        request: The request.
+
+    Returns:
+        The segments.
 
     Raises:
         AbstainError: As in `cut_to_operation`.

@@ -83,6 +83,12 @@ def get_bos_tokens(tokenizer: Any) -> list[int]:
 
     That a tokenizer has a BOS does not mean that its model was trained to see one first: SmolLM2's is `<|im_start|>`,
     with which it reads plain text worse than without.
+
+    Args:
+        tokenizer: Tokenizer of the base model.
+
+    Returns:
+        One token id, or none.
     """
     with TOKENIZER_LOCK:
         first: list[int] = tokenizer.encode("")[:1]

@@ -63,7 +63,14 @@ class Familiarity:
     left_out: int = 0
 
     def find_unfamiliar(self, threshold: float) -> list[str]:
-        """Return the concepts whose own familiarity is below a threshold, the least familiar first."""
+        """Return the concepts whose own familiarity is below a threshold, the least familiar first.
+
+        Args:
+            threshold: The threshold, such as h.
+
+        Returns:
+            The concepts.
+        """
         scored = sorted((guess.score, guess.concept) for guess in self.concepts if guess.score is not None)
         return [concept for score, concept in scored if score < threshold]
 
@@ -113,7 +120,14 @@ class SelfFamiliarity:
         ]
 
     def estimate_forward_tokens(self, instructions: Sequence[str]) -> float:
-        """Return the most tokens that are run for an instruction whose concepts are not cached, as a mean."""
+        """Return the mean over instructions of the most tokens that are run for one, if none of its concepts is cached.
+
+        Args:
+            instructions: The instructions.
+
+        Returns:
+            The number of tokens per instruction.
+        """
         max_tokens = [
             sum(map(self.guesser.count_max_tokens, self._select_rarest(concepts)[0]))
             for concepts in self.extract_concepts(instructions)
@@ -180,6 +194,9 @@ def load_basic_concepts() -> list[str]:
     """Load the names of things that every base model is assumed to know.
 
     An instruction about one of them has its score.
+
+    Returns:
+        The concepts.
     """
     file = resources.files("abstain.llm.familiarity") / "basic_concepts.txt"
     return file.read_text(encoding="utf-8").splitlines()

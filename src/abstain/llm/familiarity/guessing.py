@@ -89,7 +89,14 @@ class ConceptGuesser:
         return guesses
 
     def is_cached(self, concepts: Sequence[str]) -> bool:
-        """Return whether the cache has all results that `guess` needs."""
+        """Return whether the cache has all results that `guess` needs.
+
+        Args:
+            concepts: The concepts.
+
+        Returns:
+            Whether nothing must be computed.
+        """
         prompts = self._make_explanation_requests(concepts)
         if self.store.count_missing(prompts):
             return False
@@ -104,7 +111,14 @@ class ConceptGuesser:
         return [self._make_request("guess", guess.explanation, self.search, guess.concept) for guess in guesses]
 
     def count_max_tokens(self, concept: str) -> int:
-        """Return the most tokens that are run to guess a concept: both prompts, l_F twice, and T_B times l_B."""
+        """Return the most tokens that are run to guess a concept: both prompts, l_F twice, and T_B times l_B.
+
+        Args:
+            concept: The concept.
+
+        Returns:
+            The number of tokens.
+        """
         prompts = (
             self._make_request("explain", concept, self.explanation, concept).prompt,
             self._render_prompt("guess", ""),
@@ -161,7 +175,16 @@ def _mask_explanations(concepts: Sequence[str], texts: Sequence[str]) -> list[Gu
 
 
 def read_texts(store: FeatureStore, tokenizer: Any, requests: Sequence[Request]) -> list[str]:
-    """Read generated texts from the cache."""
+    """Read generated texts from the cache.
+
+    Args:
+        store: Feature store of the base model.
+        tokenizer: Its tokenizer.
+        requests: Requests whose results are already computed.
+
+    Returns:
+        The text generated for each request.
+    """
     rows = dict(store.read(requests))
     return [_decode_text(tokenizer, rows[index][:, 0]) for index in range(len(requests))]
 

@@ -23,6 +23,13 @@ def mask_concept(explanation: str, concept: str) -> str:
 
     Function words are not masked, unless the concept has no others. In scripts without spaces the concept is masked as
     a whole.
+
+    Args:
+        explanation: The explanation.
+        concept: The concept.
+
+    Returns:
+        The masked explanation.
     """
     if _UNSPACED.search(concept):
         explanation = re.sub(re.escape(concept), MASK, explanation, flags=re.IGNORECASE)

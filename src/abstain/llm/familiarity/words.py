@@ -25,12 +25,25 @@ _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 
 
 def split_words(text: str) -> list[str]:
-    """Split a text into words; a hyphen separates two words, an apostrophe does not."""
+    """Split a text into words; a hyphen separates two words, an apostrophe does not.
+
+    Args:
+        text: The text.
+
+    Returns:
+        The words, in order.
+    """
     return _WORD.findall(text)
 
 
 def is_common(concept: str) -> bool:
     """Return whether each word of a concept is among the `COMMON_WORDS` most frequent.
+
+    Args:
+        concept: The concept.
+
+    Returns:
+        Whether all words are common.
 
     Raises:
         AbstainError: The package `wordfreq` is not installed.
@@ -42,6 +55,12 @@ def compute_log_frequency(concept: str) -> float:
     """Compute log f of eq. 6: the sum of -p / H over the words of a concept, at most 0.
 
     f itself is 0 in floating point from p = 75,000.
+
+    Args:
+        concept: The concept.
+
+    Returns:
+        The log of its frequency score.
 
     Raises:
         AbstainError: The package `wordfreq` is not installed.

@@ -62,7 +62,16 @@ class ContextPerturber:
         on_progress: OnProgress = lambda done, total: None,
         runner: ShardRunner | None = None,
     ) -> JobStats:
-        """Compute the perturbations that are not in the cache, as `FeatureStore.compute_missing` does."""
+        """Compute the perturbations that are not in the cache.
+
+        Args:
+            rows: Interactions whose contexts are perturbed.
+            on_progress: Called with (computed rows, missing rows).
+            runner: Where shards are computed; None computes them in this process.
+
+        Returns:
+            The cost, as from `FeatureStore.compute_missing`.
+        """
         return self._store.compute_missing(self._all_requests(rows), on_progress, runner)
 
     def compute_uncached(self, rows: Sequence[Interaction]) -> None:

@@ -140,7 +140,15 @@ class FeatureSource:
         return self._fit(FeatureRequest(operation), question, None)
 
     def append_answer(self, prompt: PromptSegments, answer: str) -> PromptSegments:
-        """Append an answer, and the text of the layout that follows it."""
+        """Append an answer, and the text of the layout that follows it.
+
+        Args:
+            prompt: Prompt of a question without an answer.
+            answer: Text of the answer.
+
+        Returns:
+            The extended prompt.
+        """
         rendered = load_layout(self.params.layout).render("", [], answer)
         return (*prompt, *rendered[[segment.name for segment in rendered].index("answer") :])
 
@@ -179,7 +187,16 @@ class FeatureSource:
         on_progress: OnProgress = lambda done, total: None,
         runner: ShardRunner | None = None,
     ) -> JobStats:
-        """Compute the rows that are not in the cache, as `FeatureStore.compute_missing` does."""
+        """Compute the rows of the interactions that are not in the cache.
+
+        Args:
+            interactions: Answered questions.
+            on_progress: Called with (computed rows, missing rows).
+            runner: Where shards are computed; None computes them in this process.
+
+        Returns:
+            The cost, as from `FeatureStore.compute_missing`.
+        """
         return self.store.compute_missing(self.build_requests(interactions), on_progress, runner)
 
     def read(self, interactions: Sequence[Interaction]) -> Iterator[tuple[int, Tensor]]:
@@ -251,5 +268,11 @@ def make_chunk_nll_requests(texts: Sequence[str]) -> list[Request]:
     Such a prompt has no layout, so the key of a row is the text of the chunk, independent of the question for which it
     was
     retrieved: `FeatureStore(model, settings).read(make_chunk_nll_requests(texts))` computes a chunk once.
+
+    Args:
+        texts: Texts of the chunks.
+
+    Returns:
+        One request per chunk.
     """
     return [Request((Segment("chunk", text),), NLL(("chunk",)), f"chunk {text[:40]!r}") for text in texts]

@@ -70,6 +70,12 @@ class FeatureStore:
     def get_namespace(self, operation: Operation) -> CacheNamespace:
         """Return the cache namespace of an operation.
 
+        Args:
+            operation: Computation of the base model.
+
+        Returns:
+            The namespace.
+
         Raises:
             AbstainError: The base model is not found.
         """

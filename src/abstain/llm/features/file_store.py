@@ -123,6 +123,12 @@ class FileStore:
     def read(self, name: str) -> bytes:
         """Return the whole content of a file.
 
+        Args:
+            name: Path relative to the root.
+
+        Returns:
+            The content.
+
         Raises:
             FileNotFoundError: The file no longer exists.
         """
@@ -131,7 +137,12 @@ class FileStore:
             return bytes(fs.cat_file(f"{base}/{name}"))
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file atomically; it replaces a file of the same name."""
+        """Write a file atomically; it replaces a file of the same name.
+
+        Args:
+            name: Path relative to the root.
+            content: The content.
+        """
         fs, base = self._connect()
         target = f"{base}/{name}"
         with self._translate_errors("write"):
@@ -147,6 +158,10 @@ class FileStore:
 
     def move(self, name: str, new_name: str) -> None:
         """Rename a file; it replaces a file of the new name.
+
+        Args:
+            name: Path relative to the root.
+            new_name: New path relative to the root.
 
         Raises:
             FileNotFoundError: The file no longer exists.

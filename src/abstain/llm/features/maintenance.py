@@ -85,7 +85,14 @@ class PruneResult:
 
 
 def collect_namespace_stats(root: str | Path) -> list[NamespaceStats]:
-    """Return the statistics of each namespace, newest first. Only headers are read, and nothing is moved."""
+    """Return the statistics of each namespace, newest first. Only headers are read, and nothing is moved.
+
+    Args:
+        root: A local path or an fsspec URL.
+
+    Returns:
+        One entry per namespace.
+    """
     store = FileStore(root)
     shards_by_namespace: dict[str, list[tuple[StoredFile, Header | None]]] = {}
     for entry, header in _read_headers(store):

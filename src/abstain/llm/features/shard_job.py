@@ -148,7 +148,11 @@ class ShardRunner(Protocol):
 
 @dataclass(frozen=True)
 class LocalRunner:
-    """Computes shards in this process, one after the other."""
+    """Computes shards in this process, one after the other.
+
+    Args:
+        settings: Settings of this machine.
+    """
 
     settings: Settings
 
@@ -158,7 +162,15 @@ class LocalRunner:
 
 
 def compute_shard(job: ShardJob, settings: Settings) -> JobStats:
-    """Compute a shard and write its rows to the cache, one file per operation."""
+    """Compute a shard and write its rows to the cache, one file per operation.
+
+    Args:
+        job: The shard.
+        settings: Settings of this machine.
+
+    Returns:
+        The cost.
+    """
     engine = load_job_engine(job, settings)
     start_tokens = engine.stats.pass_tokens, engine.stats.forward_tokens
     requests = {str(index): request for index, request in enumerate(job.requests)}

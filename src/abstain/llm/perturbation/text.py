@@ -96,7 +96,14 @@ class TokenTexts:
 
     @classmethod
     def from_tokenizer(cls, tokenizer: Any) -> TokenTexts:
-        """Find out how a tokenizer treats spaces."""
+        """Find out how a tokenizer treats spaces.
+
+        Args:
+            tokenizer: The tokenizer.
+
+        Returns:
+            The texts of its tokens.
+        """
         with TOKENIZER_LOCK:
             first, *_ = ids = tuple(tokenizer.encode("a", add_special_tokens=False))
             # Not a comma: some tokenizers of this kind take the space before one away again.
@@ -106,7 +113,14 @@ class TokenTexts:
         return cls(tokenizer, ids, spaceless, not spaceless and plain.decode_token(first).startswith(" "))
 
     def decode_token(self, token: int) -> str:
-        """Return the text that a token adds; empty if it cannot be determined from the token alone."""
+        """Return the text that a token adds; empty if it cannot be determined from the token alone.
+
+        Args:
+            token: Token id.
+
+        Returns:
+            The text.
+        """
         anchor_text, full_text = self._decode(self.anchor), self._decode((*self.anchor, token))
         return full_text[len(anchor_text) :] if full_text.startswith(anchor_text) else ""
 
@@ -130,7 +144,14 @@ class TokenTexts:
         return text
 
     def can_reproduce(self, text: str) -> bool:
-        """Return whether the tokenizer decodes a text to itself."""
+        """Return whether the tokenizer decodes a text to itself.
+
+        Args:
+            text: The text.
+
+        Returns:
+            Whether the decoded text is equal.
+        """
         with TOKENIZER_LOCK:
             ids = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         return self._decode(ids) == text
@@ -162,11 +183,28 @@ def make_diff(text: str, segment: int, steps: Sequence[PerturbationStep], token_
 
 
 def apply_steps(text: str, segment: int, steps: Sequence[PerturbationStep], token_texts: TokenTexts) -> str:
-    """Apply replacements to a text."""
+    """Apply replacements to a text.
+
+    Args:
+        text: The text before perturbation.
+        segment: Index of its segment in the prompt.
+        steps: Replacements in the prompt.
+        token_texts: Texts of the perturbation model's tokens.
+
+    Returns:
+        The perturbed text.
+    """
     return "".join(part.text for part in make_diff(text, segment, steps, token_texts) if part.kind != "old")
 
 
 def format_diff(parts: Sequence[DiffPart]) -> str:
-    """Format a diff as one line of text: [-old-]{+new+}, as `git diff --word-diff` writes it."""
+    """Format a diff as one line of text: [-old-]{+new+}, as `git diff --word-diff` writes it.
+
+    Args:
+        parts: Parts of the diff.
+
+    Returns:
+        The line.
+    """
     marks = {"same": ("", ""), "old": ("[-", "-]"), "new": ("{+", "+}")}
     return "".join(marks[part.kind][0] + part.text + marks[part.kind][1] for part in parts)

@@ -34,7 +34,16 @@ def collect_feature_requests(scorers: Iterable[Scorer]) -> tuple[FeatureRequest,
 
 
 def expand_requests(params: LLMParams, settings: Settings, work: Sequence[FeatureWork]) -> RequestList:
-    """Expand feature work into single requests, built on access."""
+    """Expand feature work into single requests, built on access.
+
+    Args:
+        params: Base model and prompt layout.
+        settings: Settings of this machine.
+        work: Answers and the feature requests about them.
+
+    Returns:
+        All requests, in order.
+    """
     return ConcatRequests(
         [
             FeatureSource(params, settings, request).build_requests(rows)
@@ -51,7 +60,18 @@ def compute_missing(
     on_progress: OnProgress = lambda done, total: None,
     runner: ShardRunner | None = None,
 ) -> JobStats:
-    """Compute the features that are not in the cache, as `FeatureStore.compute_missing` does."""
+    """Compute the features that are not in the cache; prompts with a common prefix share its computation.
+
+    Args:
+        params: Base model and prompt layout.
+        settings: Settings of this machine.
+        work: Answers and the feature requests about them.
+        on_progress: Called with (computed rows, missing rows).
+        runner: Where shards are computed; None computes them in this process.
+
+    Returns:
+        The cost, as from `FeatureStore.compute_missing`.
+    """
     return FeatureStore(params.model, settings).compute_missing(
         expand_requests(params, settings, work), on_progress, runner
     )
@@ -63,7 +83,17 @@ def read_features(
     interactions: Sequence[Interaction],
     feature_requests: Sequence[FeatureRequest],
 ) -> FeatureBatch:
-    """Read the features of interactions into memory; missing ones are computed."""
+    """Read the features of interactions into memory; missing ones are computed.
+
+    Args:
+        params: Base model and prompt layout.
+        settings: Settings of this machine.
+        interactions: Answered questions.
+        feature_requests: Features to read.
+
+    Returns:
+        The interactions with their features.
+    """
     compute_missing(params, settings, [(interactions, feature_requests)])
     features: dict[FeatureRequest, list[Feature]] = {}
     for request in feature_requests:

@@ -123,6 +123,12 @@ class ContextConditions:
 
         A context that is still to be perturbed counts with its current length. Tokens of the perturbation model are not
         included.
+
+        Args:
+            rows: Answered questions.
+
+        Returns:
+            The number of tokens.
         """
         normal, copies = tuple(self._normal.values()), len(self.perturber.operations)
         if self.perturber.count_missing(rows)[1]:
@@ -137,7 +143,15 @@ class ContextConditions:
         return self.get_work(rows, [] if self.perturber.count_missing(rows)[1] else self.perturber.perturb(rows))
 
     def get_work(self, rows: Sequence[Interaction], perturbed: Sequence[Sequence[Interaction]]) -> list[FeatureWork]:
-        """Return the requests to the base model."""
+        """Return the requests to the base model.
+
+        Args:
+            rows: Answered questions.
+            perturbed: The perturbed copies of all rows.
+
+        Returns:
+            The feature work about rows and copies.
+        """
         normal, baseline = tuple(self._normal.values()), tuple(self._baseline.values())
         return [(rows, (*normal, *baseline)), *((copy, normal) for copy in perturbed)]
 

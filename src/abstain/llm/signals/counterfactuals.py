@@ -33,6 +33,12 @@ def shuffle_answers(interactions: Sequence[Interaction]) -> list[Interaction]:
 
     Which answer it is depends on the ids only, so the same rows always change in the same way. If all answers about a
     product are equal, a row keeps its own.
+
+    Args:
+        interactions: Answered questions.
+
+    Returns:
+        The changed interactions, in order.
     """
     indices_by_product: defaultdict[str | None, list[int]] = defaultdict(list)
     order = sorted(range(len(interactions)), key=lambda index: _digest_id(interactions[index].interaction_id))

@@ -55,6 +55,13 @@ def _get_score(familiarity: Familiarity) -> float:
 def make_familiarity_scorer(llm: LLMParams, settings: Settings) -> QuestionFamiliarity:
     """Make the familiarity scorer for the base model.
 
+    Args:
+        llm: Base model and prompt layout.
+        settings: Settings of this machine.
+
+    Returns:
+        The scorer.
+
     Raises:
         ScorerUnavailable: The extra `familiarity` is not installed.
     """

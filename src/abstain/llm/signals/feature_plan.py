@@ -51,6 +51,12 @@ def list_candidate_sites(depth: int) -> list[ProbeSite]:
 
     These are both sites of the layers at a third, a half, two thirds and five sixths of the depth: the papers of the
     methods find the best ones in the middle or soon after it.
+
+    Args:
+        depth: Number of layers of the model.
+
+    Returns:
+        The sites.
     """
     layers = dict.fromkeys(max(1, round(depth * sixths / 6)) for sixths in (2, 3, 4, 5))
     return [ProbeSite(layer, site) for layer in layers for site in ("residual", "mlp")]
@@ -91,7 +97,16 @@ class LabelledAnswers:
 
 
 def plan_features(params: Params, scorers: Iterable[Scorer], labelled: LabelledAnswers) -> list[FeatureWork]:
-    """Plan the requests of the stage `features`: all that do not need perturbed contexts."""
+    """Plan the requests of the stage `features`: all that do not need perturbed contexts.
+
+    Args:
+        params: Parameters of the project.
+        scorers: Available scorers.
+        labelled: Answers of the retrain.
+
+    Returns:
+        The feature work.
+    """
     requests = (get_served_site(params).make_feature_request(params.llm), *collect_signal_requests(params, scorers))
     answers, *audits = labelled.variants.values()
     return [
@@ -126,7 +141,15 @@ def plan_site_choice(
 
 
 def collect_signal_requests(params: Params, scorers: Iterable[Scorer]) -> tuple[FeatureRequest, ...]:
-    """Return the requests of the scorers and of the regressors."""
+    """Return the requests of the scorers and of the regressors.
+
+    Args:
+        params: Parameters of the project.
+        scorers: Available scorers.
+
+    Returns:
+        The feature requests.
+    """
     requests = collect_feature_requests(scorers)
     if should_fit_regressors(params):
         requests += make_condition_requests(params.llm.layout)

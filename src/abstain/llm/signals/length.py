@@ -30,6 +30,13 @@ class LengthOnly:
     def fit(self, batch: FeatureBatch, labels: Labels) -> LengthOnly:
         """Fit the regression to training answers.
 
+        Args:
+            batch: Training answers.
+            labels: Labels and weights of the same rows.
+
+        Returns:
+            The fitted scorer.
+
         Raises:
             AbstainError: All answers are correct, or all are incorrect.
         """

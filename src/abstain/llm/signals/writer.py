@@ -61,6 +61,13 @@ class WriterScores:
     def fit(self, batch: FeatureBatch, labels: Labels) -> WriterScores:
         """Fit ranks and regression to training answers.
 
+        Args:
+            batch: Training answers.
+            labels: Labels and weights of the same rows.
+
+        Returns:
+            The fitted scorer.
+
         Raises:
             ScorerUnavailable: Too few answers have scores of their writer.
         """
