@@ -60,9 +60,9 @@ def test_the_choice_reads_the_training_answers_once(
     assert 0 < chosen < alone and 0 < rest < alone
     assert chosen + rest <= alone * 1.02  # a prefix that a training answer shares with another is read in both
     train = artifacts.read_dataset_frame().query("split == 'train'")
-    assert choice["rows"] <= len(train) and choice["reviewed"] <= (train["source"] == "review").sum()
-    assert (choice["layer"], choice["site"]) in [(at["layer"], at["site"]) for at in choice["sites"]]
-    assert all(at["auroc_low"] <= at["auroc"] <= at["auroc_high"] for at in choice["sites"])
+    assert choice.rows <= len(train) and choice.reviewed <= (train["source"] == "review").sum()
+    assert (choice.layer, choice.site) in [(site.layer, site.site) for site in choice.sites]
+    assert all(site.auroc_low <= site.auroc <= site.auroc_high for site in choice.sites)
 
 
 def test_evaluation_splits_have_no_say(bank: Params) -> None:

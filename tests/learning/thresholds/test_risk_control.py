@@ -17,14 +17,9 @@ from scipy.stats import beta, binom
 from abstain.config.params import ThresholdParams
 from abstain.core.errors import AbstainError
 from abstain.learning.thresholds.guarantee import MIN_GROUPS, Guarantee
-from abstain.learning.thresholds.risk_control import (
-    ControlledThreshold,
-    InfeasibleThreshold,
-    ReviewedAnswers,
-    control_risk,
-    control_risk_by_params,
-    estimate_reviews_needed,
-)
+from abstain.learning.thresholds.outcomes import ControlledThreshold, InfeasibleThreshold
+from abstain.learning.thresholds.reviews_needed import estimate_reviews_needed
+from abstain.learning.thresholds.risk_control import ReviewedAnswers, control_risk, control_risk_by_params
 from benchmarks.guarantee import (
     Cell,
     Population,

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from sklearn.metrics import roc_curve
 
+from abstain.learning.evaluation.records import RankCorrelation
 from abstain.learning.evaluation.reviewed_split import ReviewedSplit
 from abstain.learning.metrics import weighted_metrics as metrics
 
@@ -154,7 +155,7 @@ def make_confidence_histogram(correct: np.ndarray, confidence: np.ndarray, weigh
     return table
 
 
-def compute_rank_correlations(scores: pd.DataFrame, names: Sequence[str]) -> dict[str, object]:
+def compute_rank_correlations(scores: pd.DataFrame, names: Sequence[str]) -> RankCorrelation:
     """Compute Spearman's rank correlations of scorers, over the answers that all of them score.
 
     Args:
@@ -162,10 +163,10 @@ def compute_rank_correlations(scores: pd.DataFrame, names: Sequence[str]) -> dic
         names: The scorers.
 
     Returns:
-        `names`, and `matrix`, nested lists (scorers, scorers).
+        The correlations, (scorers, scorers).
     """
     complete = scores[list(names)].dropna()
-    return {"names": list(names), "matrix": complete.rank().corr().to_numpy().tolist()}
+    return RankCorrelation(names=list(names), matrix=complete.rank().corr().to_numpy().tolist())
 
 
 def _fill_missing(scores: pd.Series) -> np.ndarray:
