@@ -18,7 +18,7 @@ from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.record import Auroc, Record
+from abstain.core.result_record import Auroc, ResultRecord
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.state_table import StateTable
 from abstain.learning.evaluation.ablation import compute_out_of_fold_aurocs
@@ -39,7 +39,7 @@ class SiteAuroc(Auroc):
     site: str
 
 
-class SiteChoice(Record):
+class SiteChoice(ResultRecord):
     """The chosen site, the number of training `rows` and of `reviewed` ones, and the compared `sites`."""
 
     layer: int

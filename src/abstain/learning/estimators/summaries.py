@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from abstain.core.record import Auroc, Record, Value
+from abstain.core.result_record import Auroc, ResultRecord, Value
 
 
-class ProbeChoice(Record):
+class ProbeChoice(ResultRecord):
     """The exported probe, and the AUROC of each architecture out of fold; `requested` is that of params.yaml."""
 
     exported: str
@@ -22,7 +22,7 @@ class Candidate(Auroc):
     forward_tokens: float
 
 
-class ScorerChoice(Record):
+class ScorerChoice(ResultRecord):
     """The served scorer, and what it was chosen from.
 
     Attributes:

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from abstain.core.formatting import HasValues, format_count
 from abstain.core.markdown import is_defined
-from abstain.core.record import Record, Value
+from abstain.core.result_record import ResultRecord, Value
 from abstain.learning.estimators.regressors.summary import RegressorSummary
 from abstain.learning.estimators.summaries import ProbeChoice, ScorerChoice
 from abstain.learning.evaluation.records import (
@@ -47,7 +47,7 @@ class NewestMetrics(SplitMetrics):
     auroc: Value
 
 
-class ServedSummary(Record):
+class ServedSummary(ResultRecord):
     """What is served, for the reader of metrics.json alone."""
 
     name: str
@@ -55,7 +55,7 @@ class ServedSummary(Record):
     forward_tokens: float
 
 
-class Target(Record):
+class Target(ResultRecord):
     """The target of the threshold, and the smallest effective sample size that is judged."""
 
     metric: str
@@ -91,7 +91,7 @@ class HoldoutMetrics(SplitMetrics):
     self_selected: CountedRates | None
 
 
-class EvaluationMetrics(Record):
+class EvaluationMetrics(ResultRecord):
     """Content of metrics.json."""
 
     holdout: HoldoutMetrics
@@ -107,14 +107,14 @@ class ServedScorer(ScorerChoice):
     site: str
 
 
-class Replies(Record):
+class Replies(ResultRecord):
     """Replies to the Yes-score's question, and how many of them are neither yes nor no."""
 
     neither: int
     replies: int
 
 
-class FeatureSummary(Record):
+class FeatureSummary(ResultRecord):
     """Content of features.json that the evaluation needs.
 
     Attributes:
@@ -130,7 +130,7 @@ class FeatureSummary(Record):
     unranked: str
 
 
-class Perturbation(Record):
+class Perturbation(ResultRecord):
     """The perturbed contexts of the regressors; `perturbed` counts the answers with a remark."""
 
     rows: int
@@ -146,14 +146,14 @@ class Regressors(RegressorSummary):
     perturbed: Perturbation
 
 
-class Calibration(Record):
+class Calibration(ResultRecord):
     """The calibration method of the served scorer among the others."""
 
     method: str
     by_method: list[CalibratorMetrics]
 
 
-class Audits(Record):
+class Audits(ResultRecord):
     """The audits that were enabled."""
 
     context_removed: list[ContextRemoved] | None = None
@@ -161,7 +161,7 @@ class Audits(Record):
     product_left_out: list[ProductLeftOut] | None = None
 
 
-class FusionWeights(Record):
+class FusionWeights(ResultRecord):
     """The fusion's coefficients, and what is added to the log-odds where a score is missing."""
 
     strength: float
@@ -169,7 +169,7 @@ class FusionWeights(Record):
     missing: dict[str, float]
 
 
-class EvaluationContent(Record):
+class EvaluationContent(ResultRecord):
     """Content of evaluation.json.
 
     Attributes:
@@ -205,7 +205,7 @@ class EvaluationContent(Record):
     examples: Examples
 
 
-class EvaluationResult(Record):
+class EvaluationResult(ResultRecord):
     """The evaluation of a candidate: what the stage `evaluate` writes, and what the report reads."""
 
     metrics: EvaluationMetrics
@@ -259,14 +259,5 @@ def get_metric_value(metric: str, rates: HasValues) -> float | None:
 
 
 def meets_target(metric: str, target: float, value: float) -> bool:
-    """Return whether a value is as good as the target, except for rounding.
-
-    Args:
-        metric: `precision` or `error_rate`.
-        target: Target of the guarantee.
-        value: Measured value.
-
-    Returns:
-        Whether the target is met.
-    """
+    """Return whether a value is as good as the target of the guarantee, except for rounding."""
     return value >= target - 1e-9 if metric == "precision" else value <= target + 1e-9

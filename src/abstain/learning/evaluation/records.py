@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abstain.core.record import Auroc, Rates, Record, Value
+from abstain.core.result_record import Auroc, Rates, ResultRecord, Value
 
 
 class ScorerMetrics(Auroc):
@@ -50,7 +50,7 @@ class ServedMetrics(ThresholdMetrics):
     error_rate_high: Value = None
 
 
-class OwnThreshold(Record):
+class OwnThreshold(ResultRecord):
     """A scorer at a threshold of its own, tuned on validation; only a `note` if none reaches the target."""
 
     note: str
@@ -63,7 +63,7 @@ class OwnThreshold(Record):
     rouge_withheld: Value = None
 
 
-class SplitMetrics(Record):
+class SplitMetrics(ResultRecord):
     """Number of reviewed answers of a split, of those not equally likely to be reviewed, and what they are worth."""
 
     rows: int
@@ -71,7 +71,7 @@ class SplitMetrics(Record):
     effective_sample_size: float = 0.0
 
 
-class CalibratorMetrics(Record):
+class CalibratorMetrics(ResultRecord):
     """A calibration method on the hold-out."""
 
     method: str
@@ -98,7 +98,7 @@ class Slice(Auroc):
     note: str
 
 
-class KindSlice(Record):
+class KindSlice(ResultRecord):
     """AUROC of every scorer on one kind of answer; no scorer if the slice is too small."""
 
     slice: str
@@ -107,7 +107,7 @@ class KindSlice(Record):
     scorers: dict[str, Auroc]
 
 
-class ContextRemoved(Record):
+class ContextRemoved(ResultRecord):
     """A scorer on the same answers with and without the retrieved context."""
 
     scorer: str
@@ -120,7 +120,7 @@ class ContextRemoved(Record):
     mean_changed: Value
 
 
-class AnswersShuffled(Record):
+class AnswersShuffled(ResultRecord):
     """A scorer on correct answers and on answers to other questions.
 
     Attributes:
@@ -138,7 +138,7 @@ class AnswersShuffled(Record):
     shown_changed: Value
 
 
-class ProductLeftOut(Record):
+class ProductLeftOut(ResultRecord):
     """A probe that was trained without a product, on that product; only a `note` if it was not judged.
 
     `auroc_trained_on_all` is that of the exported probe, and `lost` the paired difference on the same resamples.
@@ -171,21 +171,21 @@ class Site(SiteMetrics):
     served: bool
 
 
-class Ablations(Record):
+class Ablations(ResultRecord):
     """Content of ablations.json: the sites of the sweep and the left-out products."""
 
     sites: list[Site]
     left_out: list[ProductLeftOut]
 
 
-class RankCorrelation(Record):
+class RankCorrelation(ResultRecord):
     """Spearman's rank correlations of scorers."""
 
     names: list[str]
     matrix: list[list[Value]]
 
 
-class Example(Record):
+class Example(ResultRecord):
     """An answer of the hold-out."""
 
     interaction_id: str
@@ -197,7 +197,7 @@ class Example(Record):
     probability: Value
 
 
-class Examples(Record):
+class Examples(ResultRecord):
     """Withheld errors, shown errors, and withheld correct answers."""
 
     caught: list[Example]

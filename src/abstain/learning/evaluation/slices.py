@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from abstain.core.record import Auroc
+from abstain.core.result_record import Auroc
 from abstain.learning.evaluation.records import KindSlice, Slice
 from abstain.learning.evaluation.reviewed_split import ReviewedSplit
 from abstain.learning.metrics import weighted_metrics as metrics

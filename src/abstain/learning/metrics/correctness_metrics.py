@@ -24,12 +24,12 @@ import numpy as np
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.record import Record, Value
+from abstain.core.result_record import ResultRecord, Value
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import BootstrapConfig, Statistic, bootstrap, make_interval_columns
 
 
-class EstimateMetrics(Record):
+class EstimateMetrics(ResultRecord):
     """A regressor as a row of the paper's tables: statistics of `make_statistics` with `NAME_low` and `NAME_high`.
 
     Attributes:

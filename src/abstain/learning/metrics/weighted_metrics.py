@@ -20,7 +20,6 @@ and `reliability` need a probability and raise `ValueError` for other values.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, Protocol
@@ -50,12 +49,6 @@ def _metric(compute: Callable[..., np.ndarray]) -> Metric:
             values = compute(correct, confidence, np.atleast_2d(weights), **options)
         return float(values[0]) if weights.ndim == 1 else values
 
-    signature = inspect.signature(compute)
-    parameters = dict(signature.parameters)
-    parameters["weight"] = parameters["weight"].replace(default=None, annotation="Weight")
-    metric.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=list(parameters.values()), return_annotation="float | np.ndarray"
-    )
     return metric
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abstain.core.record import Rates, Record, Value
+from abstain.core.result_record import Rates, ResultRecord, Value
 from abstain.learning.thresholds.guarantee import Guarantee
 
 
@@ -21,7 +21,7 @@ class TunedThreshold(CountedRates):
     n_eff_shown: float
 
 
-class ThresholdResult(Record):
+class ThresholdResult(ResultRecord):
     """Content of threshold.json.
 
     Attributes:

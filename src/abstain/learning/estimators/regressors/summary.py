@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from abstain.core.record import Record, Value
+from abstain.core.result_record import ResultRecord, Value
 from abstain.learning.metrics.correctness_metrics import EstimateMetrics
 
 
-class Regressor(Record):
+class Regressor(ResultRecord):
     """A correctness regressor.
 
     Attributes:
@@ -25,7 +25,7 @@ class Regressor(Record):
     note: str = ""
 
 
-class RegressorSummary(Record):
+class RegressorSummary(ResultRecord):
     """The fitted regressors by name, and why others are `skipped`."""
 
     regressors: dict[str, Regressor]

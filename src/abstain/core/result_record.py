@@ -15,7 +15,7 @@ Value = Annotated[float | None, BeforeValidator(lambda value: value if is_define
 """A metric; None if it is not defined for the answers, for which the computations have nan."""
 
 
-class Record(BaseModel):
+class ResultRecord(BaseModel):
     """Frozen record; keys that are not declared are kept as they are."""
 
     model_config = ConfigDict(frozen=True, extra="allow", protected_namespaces=())
@@ -29,7 +29,7 @@ class Record(BaseModel):
         return self.model_dump(exclude_unset=True)
 
 
-class Auroc(Record):
+class Auroc(ResultRecord):
     """AUROC with its 95 % interval."""
 
     auroc: Value
@@ -37,7 +37,7 @@ class Auroc(Record):
     auroc_high: Value
 
 
-class Rates(Record):
+class Rates(ResultRecord):
     """Coverage of a threshold, and the precision of what it shows."""
 
     coverage: Value
