@@ -1,5 +1,3 @@
-"""`llm.layer: auto`: what is compared, what is read for it, and that nothing is read twice."""
-
 from __future__ import annotations
 
 import pytest
@@ -23,18 +21,18 @@ def with_layer(params: Params, layer: int | str) -> Params:
 @pytest.mark.parametrize(
     ("depth", "layers"), [(30, [10, 15, 20, 25]), (4, [1, 2, 3]), (1, [1]), (32, [11, 16, 21, 27])]
 )
-def test_candidates_lie_between_a_third_and_five_sixths_of_the_depth(depth: int, layers: list[int]) -> None:
+def test_list_candidate_sites_spans_middle_layers(depth: int, layers: list[int]) -> None:
     assert [(at.layer, at.site) for at in list_candidate_sites(depth)] == [
         (layer, site) for layer in layers for site in ("residual", "mlp")
     ]
 
 
-def test_a_stage_that_meets_auto_is_one_line(bank: Params) -> None:
+def test_features_layer_auto_raises(bank: Params) -> None:
     with pytest.raises(AbstainError, match=r"^llm.layer: auto"):
         features.stage(with_layer(bank, "auto"))
 
 
-def test_the_choice_reads_the_training_answers_once(
+def test_choose_site_reads_no_answer_twice(
     bank: Params, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then the stage reads the others only: together no more tokens than the stage alone reads."""
@@ -65,7 +63,7 @@ def test_the_choice_reads_the_training_answers_once(
     assert all(site.auroc_low <= site.auroc <= site.auroc_high for site in choice.sites)
 
 
-def test_evaluation_splits_have_no_say(bank: Params) -> None:
+def test_choose_site_uses_reviewed_training_answers(bank: Params) -> None:
     before = choose_site.choose_site(with_layer(bank, "auto"))
     write_labels("split != 'train'", correct=0)
     assert choose_site.choose_site(with_layer(bank, "auto")) == before

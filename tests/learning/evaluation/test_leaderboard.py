@@ -1,37 +1,22 @@
 from __future__ import annotations
 
-import gzip
-import json
-import math
-from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 
 import numpy as np
 import pandas as pd
 import pytest
-from sklearn.metrics import roc_auc_score
 
 from abstain.core.errors import AbstainError
 from abstain.learning.evaluation.leaderboard import CALIBRATION_METRICS, RANKING_METRICS, build_leaderboard
-from abstain.learning.evaluation.reviewed_split import ReviewedSplit
-from abstain.learning.metrics import bootstrap as bootstrap_module
 from abstain.learning.metrics.bootstrap import BootstrapConfig, bootstrap, paired_difference
-from tests.conftest import ROOT
 from tests.learning.evaluation.builders import make_grouped, make_split
-
-QA_FROM_HF = ROOT.parent / "shared" / "data" / "qa_from_hf" / "user_feedback.jsonl.gz"
 
 CORRECT, SHARP, GROUPS = make_grouped(200, 25, 0)
 BLIND = np.random.default_rng(0).random(200)
 LOG_ODDS = {"probe": np.log(SHARP / (1 - SHARP)), "blind": 10 * BLIND - 40}
 PROBABILITIES = {"probe": SHARP, "blind": BLIND}
 DIFFERENCES = ["auroc_difference", "auroc_difference_low", "auroc_difference_high", "chance_better"]
-
-
-def make_board(reviewed: ReviewedSplit, champion: str | None = "blind", n_resamples: int = 100) -> pd.DataFrame:
-    board = build_leaderboard(reviewed, BootstrapConfig(n_resamples, 1), champion)
-    return pd.DataFrame({name: row.to_dict() for name, row in board.items()}).T.astype(float)
 
 
 def build(
@@ -41,7 +26,9 @@ def build(
     weight: np.ndarray | None = None,
     champion: str | None = "blind",
 ) -> pd.DataFrame:
-    return make_board(make_split(correct, scores, calibrated, GROUPS, weight), champion)
+    reviewed = make_split(correct, scores, calibrated, GROUPS, weight)
+    board = build_leaderboard(reviewed, BootstrapConfig(100, 1), champion)
+    return pd.DataFrame({name: row.to_dict() for name, row in board.items()}).T.astype(float)
 
 
 @pytest.mark.parametrize("weight", [None, np.where(CORRECT == 1, 1.0, 0.25)])
@@ -119,34 +106,3 @@ def test_leaderboard_one_class_has_no_ranking() -> None:
     undefined = ["auroc", "auroc_low", "error_recall_at_15pct", "error_recall_over_random", *DIFFERENCES]
     assert board[undefined].isna().all(axis=None)
     assert board[["brier", "brier_low", "ece", "accuracy", "auprc"]].notna().all(axis=None)
-
-
-@pytest.mark.skipif(not QA_FROM_HF.exists(), reason="../shared/data/qa_from_hf is not here")
-def test_leaderboard_real_verdicts_match_scikit_learn() -> None:
-    with gzip.open(QA_FROM_HF, "rt", encoding="utf-8") as lines:
-        frame = pd.DataFrame(json.loads(line) for line in lines)
-    frame = frame[(frame["study"] == "long-term") & ~frame["model_answer"].str.startswith("[Unanswerable")]
-    frame = frame.reset_index(drop=True)
-    correct, scores = (frame["user_feedback"] == "Correct").to_numpy(int), frame[["log_prob", "class_log_prob"]]
-    board = make_board(make_split(correct, scores, groups=frame["title"].to_numpy()), "log_prob", 300)
-    for name in scores:
-        assert board.loc[name, "auroc"] == pytest.approx(roc_auc_score(correct, scores[name]))
-        assert 0.6 < board.loc[name, "auroc_low"] < board.loc[name, "auroc_high"] < 0.8
-        assert board.loc[name, "withheld_at_15pct"] == pytest.approx(0.15, abs=0.005)
-        assert board.loc[name, "error_recall_over_random_low"] > 1.3
-    other = board.loc["class_log_prob"]
-    assert other["auroc_difference_low"] < other["auroc_difference"] < 0
-    assert other["chance_better"] < 0.1
-
-
-def test_leaderboard_computes_resamples_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: Counter[str] = Counter()
-    for metrics in (RANKING_METRICS, CALIBRATION_METRICS):
-        for name, metric in metrics.items():
-            counted = lambda *args, name=name, metric=metric: calls.update([name]) or metric(*args)  # noqa: E731
-            monkeypatch.setitem(metrics, name, counted)
-    reviewed = make_split(CORRECT, {f"s{n}": SHARP + 0.01 * n for n in range(25)}, groups=GROUPS)
-    assert len(make_board(reviewed, "s3", 1000)) == 25
-    blocks = math.ceil(1000 / (bootstrap_module.MAX_BLOCK_WEIGHTS // 200))
-    # Once for each block, and once for the value itself.
-    assert calls == dict.fromkeys((*RANKING_METRICS, *CALIBRATION_METRICS), 25 * (blocks + 1))

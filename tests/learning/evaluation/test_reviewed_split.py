@@ -69,10 +69,6 @@ def test_compare_calibrators_fits_on_validation_only(method: Method) -> None:
     assert compare(holdout, [])[method].brier == pytest.approx(expected)
 
 
-def test_reviewed_split_weights_are_inverse_probabilities() -> None:
-    assert make_reviewed(4, 0).weight.tolist() == [0.5, 1.0, 0.5, 1.0]
-
-
 def test_reviewed_split_parts_keep_their_rows_and_weights() -> None:
     whole = make_reviewed(300, 0)
     mask = np.arange(300) % 3 == 1

@@ -11,7 +11,7 @@ from abstain.learning.estimators.fusion import Fusion
 from abstain.learning.estimators.onnx_probe import OnnxProbe
 from abstain.learning.estimators.probes.base import predict_confidence
 from abstain.learning.evaluation.score_table import ScoreTable
-from tests.learning.estimators.builders import D, probe_of, write_mean_probe
+from tests.learning.estimators.builders import D, build_probe, write_mean_probe
 from tests.tolerance import assert_near
 
 PROBE_NAMES: tuple[Architecture, ...] = ("linear", "lstm")
@@ -31,7 +31,7 @@ def scorers(tmp_path_factory: pytest.TempPathFactory) -> ScoreTable:
     """The exported file is another probe than the linear one of the table, so that they differ."""
     file = write_mean_probe(tmp_path_factory.mktemp("probe") / "probe.onnx", D, {"architecture": "linear"})
     fusion = Fusion(FUSED, (0.0,) * 3, (1.0,) * 3, (0.5, 1.0, -0.25), (0.0, 2.0, 0.0), intercept=0.1, strength=1.0)
-    probes = {name: probe_of(name, seed) for seed, name in enumerate(PROBE_NAMES)}
+    probes = {name: build_probe(name, seed) for seed, name in enumerate(PROBE_NAMES)}
     return ScoreTable("probe", OnnxProbe(file), probes, {"fusion": fusion}, base_rate=0.6)
 
 
