@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from abstain.serving.predictor import Predictor
 from abstain.stages.shared import artifacts
 from abstain.stages.shared.states import load_labelled_states
 from tests.stages.builders import bank_params
-from tests.stages.conftest import Finished, run_stages, write_labels
+from tests.stages.conftest import Finished, enter_copy, run_stages, write_labels
 from tests.tolerance import assert_near
 
 pytestmark = pytest.mark.slow
@@ -38,10 +39,21 @@ def read_served_confidences() -> pd.Series:
     return pd.read_parquet(paths.SERVED_SCORES).set_index("interaction_id")["confidence"]
 
 
-@pytest.fixture
-def unperturbed(finished: Finished, bank: Params) -> Finished:
+@pytest.fixture(scope="module")
+def unperturbed_bank(finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """The bank, whose regressors read no perturbed contexts, so that they can be served."""
-    run_stages(make_params(finished, "probe"), "features", "nll_features", "train_regressors", "train_fusion")
+    root, params = tmp_path_factory.mktemp("unperturbed"), make_params(finished, "probe")
+    with pytest.MonkeyPatch.context() as patch:
+        enter_copy(finished, root, patch)
+        run_stages(params, "features", "nll_features", "train_regressors", "train_fusion")
+    return Finished(root, finished.home, params)
+
+
+@pytest.fixture
+def unperturbed(
+    finished: Finished, unperturbed_bank: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Finished:
+    enter_copy(unperturbed_bank, tmp_path, monkeypatch)
     return finished
 
 

@@ -36,25 +36,18 @@ def test_choose_site_reads_no_answer_twice(
     bank: Params, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then the stage reads the others only: together no more tokens than the stage alone reads."""
-    read: list[JobStats] = []
-
-    def counted(module: object) -> None:
+    costs: list[JobStats] = []
+    for module in (features, choose_site):
         compute = module.compute_missing
-
-        def noted(*arguments: object, **options: object) -> JobStats:
-            read.append(compute(*arguments, **options))
-            return read[-1]
-
-        monkeypatch.setattr(module, "compute_missing", noted)
-
-    counted(features)
-    counted(choose_site)
+        monkeypatch.setattr(
+            module, "compute_missing", lambda *args, _compute=compute: costs.append(_compute(*args)) or costs[-1]
+        )
     use_home(monkeypatch, tmp_path_factory.mktemp("one-pass"))
     features.stage(with_layer(bank, 3))
     use_home(monkeypatch, tmp_path_factory.mktemp("choice-first"))
     choice = choose_site.choose_site(with_layer(bank, "auto"))
     features.stage(with_layer(bank, 3))
-    alone, chosen, rest = (one.forward_tokens for one in read)
+    alone, chosen, rest = (cost.forward_tokens for cost in costs)
     assert 0 < chosen < alone and 0 < rest < alone
     assert chosen + rest <= alone * 1.02  # a prefix that a training answer shares with another is read in both
     train = artifacts.read_dataset_frame().query("split == 'train'")

@@ -24,18 +24,13 @@ from abstain.learning.metrics.calibration import calibrator_from_dict
 from abstain.learning.thresholds.guarantee import MIN_GROUPS
 from abstain.llm.engine.prompts import load_layout
 from abstain.serving.predictor import Predictor
-from abstain.stages.evaluate import __main__ as evaluate
 from abstain.stages.export_onnx import __main__ as export_onnx
-from abstain.stages.report import __main__ as report
 from abstain.stages.shared import artifacts
 from abstain.stages.shared.states import load_labelled_states, read_base_model
 from abstain.stages.tune_threshold import __main__ as tune_threshold
 from tests.stages.conftest import run_stages, write_labels
 
 pytestmark = pytest.mark.slow
-
-NEVER = {"target": 0.9, "confidence": 0.99}
-"""More than so few reviews can guarantee, and within reach of a threshold that guarantees nothing."""
 
 
 def with_threshold(params: Params, **changes: object) -> Params:
@@ -93,20 +88,6 @@ def test_tune_threshold_separates_self_selected_reviews(bank: Params, monkeypatc
     assert apart["self_selected"]["rows"] == n_self_selected
 
 
-def test_tune_threshold_infeasible_uses_nearest_threshold(bank: Params) -> None:
-    tune_threshold.stage(with_threshold(bank, target=0.999, confidence=0.99, min_shown=40))
-    found = artifacts.read_json(paths.THRESHOLD)
-    assert found["guarantee"]["status"] == "none" and found["heuristic"] is None
-    estimates = found["guarantee"]["estimates"]
-    assert estimates["precision"] < 0.999 and 0 < estimates["coverage"] <= 1
-    export_onnx.stage(bank)
-    evaluate.stage(bank)
-    assert artifacts.read_json(paths.METRICS)["holdout"]["at_threshold"]["threshold"] == found["threshold"]
-    report.stage(bank)
-    text = (paths.REPORT / "report.md").read_text()
-    assert "No guarantee can be made" in text and found["guarantee"]["message"] in text
-
-
 def test_tune_threshold_few_reviews_are_uncalibrated(bank: Params) -> None:
     write_labels("split == 'validation' and correct == 0", source="thumb")
     run_stages(bank, "tune_threshold", "evaluate")
@@ -124,29 +105,34 @@ def test_tune_threshold_thumbs_order_tests_only(bank: Params) -> None:
         tune_threshold.stage(bank)
 
 
-def test_tune_threshold_heuristic_is_marked_in_all_files(bank: Params) -> None:
-    heuristically = with_threshold(bank, on_infeasible="heuristic", **NEVER)
-    tune_threshold.stage(heuristically)
-    found = artifacts.read_json(paths.THRESHOLD)
-    guarantee, estimates = found["guarantee"], found["guarantee"]["estimates"]
-    assert guarantee["status"] == "none" and guarantee["additional_reviews"] > 0
-    assert found["threshold"] == found["heuristic"]["threshold"]
-    assert all(estimates[name] == found["heuristic"][name] for name in ("precision", "coverage"))
+@pytest.mark.parametrize(
+    ("target", "min_shown", "has_heuristic"), [(0.9, 10, True), (0.999, 40, False)], ids=["heuristic", "infeasible"]
+)
+def test_tune_threshold_without_guarantee_is_marked_in_all_files(
+    bank: Params, target: float, min_shown: int, has_heuristic: bool
+) -> None:
+    """So few reviews cannot guarantee either target; a threshold that guarantees nothing reaches the first."""
+    params = with_threshold(bank, on_infeasible="heuristic", confidence=0.99, target=target, min_shown=min_shown)
+    run_stages(params, "tune_threshold", "export_onnx", "evaluate", "report")
+    stored = artifacts.read_json(paths.THRESHOLD)
+    guarantee, estimates = stored["guarantee"], stored["guarantee"]["estimates"]
+    assert (guarantee["status"], guarantee["target"], guarantee["confidence"]) == ("none", target, 0.99)
     assert estimates["error_rate"] == pytest.approx(estimates["coverage"] * (1 - estimates["precision"]))
-
-    export_onnx.stage(heuristically)
-    carried = OnnxProbe(paths.ONNX).metadata
-    assert json.loads(carried["guarantee"]) == guarantee
-    assert (guarantee["metric"], guarantee["target"], guarantee["confidence"]) == ("precision", 0.9, 0.99)
-    assert float(carried["threshold"]) == found["threshold"]
-
-    evaluate.stage(heuristically)
+    if has_heuristic:
+        expected = {"threshold": stored["threshold"], **{name: estimates[name] for name in ("precision", "coverage")}}
+        assert stored["heuristic"].items() >= expected.items() and guarantee["additional_reviews"] > 0
+    else:
+        assert stored["heuristic"] is None and estimates["precision"] < target and 0 < estimates["coverage"] <= 1
+    metadata = OnnxProbe(paths.ONNX).metadata
+    assert (json.loads(metadata["guarantee"]), float(metadata["threshold"])) == (guarantee, stored["threshold"])
     table = pd.read_csv(paths.PLOTS / "threshold.csv", keep_default_na=False)
     assert sorted(table["mark"].unique()) == ["", "heuristic"] and (table["mark"] == "heuristic").sum() == 1
     holdout = artifacts.read_json(paths.METRICS)["holdout"]
-    assert holdout["at_threshold"]["threshold"] == found["threshold"]
+    assert holdout["at_threshold"]["threshold"] == stored["threshold"]
     assert holdout["at_heuristic"].items() <= holdout["at_threshold"].items()
-    assert artifacts.read_json(paths.EVALUATION)["threshold"] == found
+    assert artifacts.read_json(paths.EVALUATION)["threshold"] == stored
+    text = (paths.REPORT / "report.md").read_text()
+    assert "No guarantee can be made" in text and guarantee["message"] in text
 
 
 def test_tune_threshold_dominant_reviewer_gives_no_guarantee(bank: Params) -> None:

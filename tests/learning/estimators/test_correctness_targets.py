@@ -30,11 +30,9 @@ def score_row(names: list[str], answer: str, *references: str) -> list[float]:
 
 
 def test_rouge_targets_match_hand_computation() -> None:
-    # 2 of the answer's 10 words are the gold answer's 2: precision 2 / 10, recall 1.
+    """2 of the answer's 10 words are the gold answer's 2: precision 2 / 10, recall 1."""
     assert score_row(ROUGE, CHATTY, GOLD) == pytest.approx([2 * 0.2 / 1.2, 0.2, 2 * 0.2 / 1.2], abs=1e-6)
-    # The same words with another in between, and the other way round.
     assert score_row(ROUGE, "euros: 95 of them", GOLD) == pytest.approx([4 / 6, 0.5, 2 / 6], abs=1e-6)
-    # A word that the reference has once is found once.
     assert score_row(ROUGE, "euros euros euros", GOLD) == pytest.approx([2 / 5, 1 / 3, 2 / 5], abs=1e-6)
 
 

@@ -80,13 +80,9 @@ def test_fusion_missing_scores_give_finite_confidence() -> None:
     scores, labels = make_table()
     scores.loc[::7, "noise"] = np.nan
     fusion = fit_fusion(scores, labels).fusion
-    one = scores.iloc[[1]].copy()
-    found = {}
-    for noise in (0.01, 0.99, np.nan):
-        found[noise] = float(fusion.score(one.assign(noise=noise))[0])
-    assert np.isfinite(list(found.values())).all()
-    only_gone = fusion.score(scores.assign(**dict.fromkeys(fusion.names, np.nan)))
-    assert len(set(only_gone)) == 1 and 0 < only_gone[0] < 1
+    assert np.isfinite([fusion.score(scores.iloc[[1]].assign(noise=noise)) for noise in (0.01, 0.99, np.nan)]).all()
+    (without_scores,) = set(fusion.score(scores.assign(**dict.fromkeys(fusion.names, np.nan))))
+    assert 0 < without_scores < 1
 
 
 def test_fit_fusion_learns_from_missing_scores() -> None:
@@ -114,13 +110,12 @@ def test_fit_fusion_clips_extremes_and_drops_near_zero() -> None:
 
 def test_fit_fusion_without_signal_raises() -> None:
     scores, labels = make_table(50)
-    with pytest.raises(AbstainError, match="^the train split has answers of one class only"):
+    with pytest.raises(AbstainError, match="one class only"):
         fit_fusion(scores, Labels(np.ones(50), labels.weight, labels.groups))
-    with pytest.raises(AbstainError, match="^no scorer separates any two answers"):
+    with pytest.raises(AbstainError, match="no scorer separates"):
         fit_fusion(scores[["flat"]], labels)
-    assert (
-        fit_fusion(scores, Labels(labels.correct, labels.weight, np.zeros(50))).fusion.strength > 0
-    )  # one group alone
+    one_group = Labels(labels.correct, labels.weight, np.zeros(50))
+    assert fit_fusion(scores, one_group).fusion.strength > 0
 
 
 def test_fit_fusion_training_confidences_are_out_of_fold() -> None:

@@ -11,7 +11,7 @@ from scipy.stats import beta, binom
 
 from abstain.config.params import ThresholdParams
 from abstain.core.errors import AbstainError
-from abstain.learning.thresholds.guarantee import MIN_GROUPS, Guarantee
+from abstain.learning.thresholds.guarantee import MIN_GROUPS, VOID_IF, Guarantee
 from abstain.learning.thresholds.outcomes import ControlledThreshold, InfeasibleThreshold
 from abstain.learning.thresholds.reviews_needed import estimate_reviews_needed
 from abstain.learning.thresholds.risk_control import ReviewedAnswers, control_risk, control_risk_by_params
@@ -111,33 +111,15 @@ def test_control_risk_matches_hand_computation() -> None:
     made = control_risk_by_params(TESTED, TRAINING, make_threshold_params(0.9))
     assert isinstance(made, ControlledThreshold)
     assert (made.threshold, made.shown) == (0.6, 60)
-    p_value = sum(math.comb(60, k) * 0.1**k * 0.9 ** (60 - k) for k in range(3))
-    assert made.to_guarantee().model_dump(mode="json") == {
-        "status": "unchecked",
-        "metric": "precision",
-        "target": 0.9,
-        "confidence": 0.9,
-        "population": "all_answers",
-        "evidence": {
-            "reviews": 100,
-            "groups": 100,
-            "n_eff": 60,
-            "icc": 0.0,
-            "sampled": True,
-            "p_value": pytest.approx(p_value),
-            "reviewers": None,
-            "largest_reviewer_share": None,
-        },
-        "estimates": {
-            "coverage": pytest.approx(0.6),
-            "precision": pytest.approx(58 / 60),
-            "error_rate": pytest.approx(0.02),
-        },
-        "holdout": None,
-        "void_if": ["documents_change", "model_changes", "questions_change"],
-        "additional_reviews": None,
-        "message": "At least 90 % of the shown answers are correct (confidence 0.9), not checked on the hold-out yet.",
-    }
+    guarantee = made.to_guarantee()
+    evidence, estimates = guarantee.evidence, guarantee.estimates
+    assert (guarantee.status, guarantee.metric, guarantee.population) == ("unchecked", "precision", "all_answers")
+    assert (guarantee.target, guarantee.confidence) == (0.9, 0.9)
+    assert (evidence.reviews, evidence.groups, evidence.n_eff, evidence.icc) == (100, 100, 60, 0.0)
+    assert (evidence.sampled, evidence.reviewers, evidence.largest_reviewer_share) == (True, None, None)
+    assert evidence.p_value == pytest.approx(sum(math.comb(60, k) * 0.1**k * 0.9 ** (60 - k) for k in range(3)))
+    assert estimates.model_dump() == pytest.approx({"coverage": 0.6, "precision": 58 / 60, "error_rate": 0.02})
+    assert (guarantee.holdout, guarantee.void_if, guarantee.additional_reviews) == (None, VOID_IF, None)
 
 
 RARELY, OFTEN = "r-0123456789abcdef0123", "r-fedcba98765432100000"

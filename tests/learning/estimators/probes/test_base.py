@@ -80,20 +80,13 @@ def test_probe_dropout_applies_in_training_only(architecture: Architecture) -> N
         assert not torch.equal(module(*batch), module(*batch))
 
 
-def test_fit_standardization_uses_training_tokens() -> None:
+def test_fit_standardization_constant_dimension_keeps_scale() -> None:
     rows = ragged(7, 3, 12)
     for row in rows:
         row[:, 2] = 4.0
     module = build_probe("linear")
     module.fit_standardization(rows)
-    standard = module.standardize(torch.cat(rows))
-    varying = [i for i in range(D) if i != 2]
-    torch.testing.assert_close(standard.mean(0), torch.zeros(D), atol=1e-4, rtol=0)
-    torch.testing.assert_close(standard[:, varying].std(0), torch.ones(len(varying)), atol=1e-4, rtol=0)
-    # A dimension that never changed in training is not blown up when it does.
-    changed = rows[0].clone()
-    changed[:, 2] = 4.5
-    torch.testing.assert_close(module.standardize(changed)[:, 2], torch.full((7,), 0.5))
+    torch.testing.assert_close(module.standardize(rows[0] + 0.5)[:, 2], torch.full((7,), 0.5))
 
 
 @settings(deadline=None, max_examples=30)

@@ -169,34 +169,22 @@ def test_fit_regressor_reports_dropped_columns() -> None:
 @pytest.mark.parametrize(
     ("target", "groups", "message"),
     [
-        ([0.5] * 6, "abcabc", "the target cosine is 0.5 for all 6 training answers: .*regressors.targets"),
-        ([0.5, 0.5, NAN, 0.5, 0.5, NAN], "abcabc", "the target cosine is 0.5 for all 4 training answers"),
-        ([NAN] * 6, "abcabc", "the target cosine is known for no training answer: .*regressors.targets"),
-        (
-            [0.1, 0.9, NAN, 0.2, NAN, NAN],
-            "aabacb",
-            "the target cosine is known in only 1: bring feedback on more groups",
-        ),
+        ([0.5] * 6, "abcabc", "cosine is 0.5 for all 6 .*regressors.targets"),
+        ([0.5, 0.5, NAN, 0.5, 0.5, NAN], "abcabc", "cosine is 0.5 for all 4 "),
+        ([NAN] * 6, "abcabc", "cosine is known for no training answer.*regressors.targets"),
+        ([0.1, 0.9, NAN, 0.2, NAN, NAN], "aabacb", "cosine is known in only 1: bring feedback"),
     ],
 )
 def test_fit_regressor_unlearnable_target_raises(target: list[float], groups: str, message: str) -> None:
     features = pd.DataFrame({"a": np.arange(6.0)})
-    with pytest.raises(AbstainError, match=message) as raised:
+    with pytest.raises(AbstainError, match=f"^[^\n]*{message}[^\n]*$"):
         fit_regressor("linear", "cosine", features, np.array(target), np.ones(6), np.array(list(groups)), PARAMS)
-    assert "\n" not in str(raised.value)
 
 
 def test_fit_regressor_target_out_of_range_raises() -> None:
-    with pytest.raises(ValueError, match=r"cosine is -0.2 to 0.9, a correctness score lies in \[0, 1\]"):
-        fit_regressor(
-            "linear",
-            "cosine",
-            pd.DataFrame({"a": [1.0, 2]}),
-            np.array([-0.2, 0.9]),
-            np.ones(2),
-            np.array(["a", "b"]),
-            PARAMS,
-        )
+    features, groups = pd.DataFrame({"a": [1.0, 2]}), np.array(["a", "b"])
+    with pytest.raises(ValueError, match=r"cosine is -0\.2 to 0\.9"):
+        fit_regressor("linear", "cosine", features, np.array([-0.2, 0.9]), np.ones(2), groups, PARAMS)
 
 
 @pytest.mark.heavy
