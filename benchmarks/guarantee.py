@@ -24,8 +24,8 @@ from abstain.config.params import ThresholdParams
 from abstain.core.errors import AbstainError
 from abstain.learning.metrics.calibration import rejection_sample
 from abstain.learning.thresholds.design_effect import GroupTotals, estimate_intraclass_correlation
+from abstain.learning.thresholds.outcomes import ControlledThreshold
 from abstain.learning.thresholds.risk_control import (
-    ControlledThreshold,
     ReviewedAnswers,
     choose_candidate_thresholds,
     control_risk_by_params,

@@ -22,7 +22,8 @@ from abstain.data.labels.contradictions import find_contradictions
 from abstain.data.labels.reliability import estimate_reliability, measure_agreement
 from abstain.data.labels.user_share import cap_user_weights
 from abstain.learning.metrics.weighted_metrics import auroc
-from abstain.learning.thresholds.risk_control import ControlledThreshold, ReviewedAnswers, control_risk_by_params
+from abstain.learning.thresholds.outcomes import ControlledThreshold
+from abstain.learning.thresholds.risk_control import ReviewedAnswers, control_risk_by_params
 from benchmarks.guarantee import Population, make_threshold_params
 
 CORRECT = 0.65

@@ -19,12 +19,8 @@ if TYPE_CHECKING:
     from abstain.learning.metrics import weighted_metrics as metrics
     from abstain.learning.metrics.bootstrap import Estimate, bootstrap, paired_difference
     from abstain.learning.thresholds.guarantee import Guarantee
-    from abstain.learning.thresholds.risk_control import (
-        ControlledThreshold,
-        InfeasibleThreshold,
-        ReviewedAnswers,
-        control_risk,
-    )
+    from abstain.learning.thresholds.outcomes import ControlledThreshold, InfeasibleThreshold
+    from abstain.learning.thresholds.risk_control import ReviewedAnswers, control_risk
     from abstain.llm.engine.requests import NLL, Generate, HiddenStates, NextTokenProbs
     from abstain.llm.features.feature_request import FeatureRequest
     from abstain.llm.signals.base import FeatureBatch, Scorer, Signal
@@ -82,12 +78,8 @@ _NAMES_BY_MODULE = {
     "abstain.core.errors": ("AbstainError",),
     "abstain.learning.metrics.bootstrap": ("Estimate", "bootstrap", "paired_difference"),
     "abstain.learning.thresholds.guarantee": ("Guarantee",),
-    "abstain.learning.thresholds.risk_control": (
-        "ControlledThreshold",
-        "InfeasibleThreshold",
-        "ReviewedAnswers",
-        "control_risk",
-    ),
+    "abstain.learning.thresholds.outcomes": ("ControlledThreshold", "InfeasibleThreshold"),
+    "abstain.learning.thresholds.risk_control": ("ReviewedAnswers", "control_risk"),
     "abstain.llm.engine.requests": ("NLL", "Generate", "HiddenStates", "NextTokenProbs"),
     "abstain.llm.features.feature_request": ("FeatureRequest",),
     "abstain.llm.signals.base": ("FeatureBatch", "Scorer", "Signal"),

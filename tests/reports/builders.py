@@ -48,6 +48,7 @@ UNDEFINED = {
     f"{AT_THRESHOLD}.coverage": 0.0,
     f"{AT_THRESHOLD}.shown": 0,
     f"{AT_THRESHOLD}.shown_n_eff": 0.0,
+    f"{AT_THRESHOLD}.shown_groups": 0,
     "metrics.holdout.at_heuristic": None,
     "metrics.holdout.self_selected": {"rows": 31, "coverage": 0.4, "precision": 0.9},
     f"{THRESHOLD}.heuristic": None,

@@ -18,17 +18,13 @@ from abstain.reports.evaluation import render_evaluation, render_leaderboard
 from abstain.reports.evaluation.verdict import make_verdict
 from abstain.reports.page import STATUS_MARKS, State, render_html, replace_images
 from abstain.reports.plots import PLOTS
-from abstain.reports.templating import TEMPLATES
 from tests.reports.builders import (
     AT_THRESHOLD,
     GUARANTEE,
-    GUARANTEED,
-    HEURISTIC,
     LINK,
     NASTY,
     TAG,
     evaluated,
-    read_results,
 )
 from tests.reports.golden_files import assert_golden
 from tests.reports.reading import READER, Page, said_in_markdown, said_on_page, shown, tokens, words
@@ -49,26 +45,25 @@ def find_section(markdown: str, title: str) -> str:
     return markdown.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
-def find_table(page: str, *columns: str) -> list[list[str]]:
-    """The rows of the first table whose columns begin with `columns`, the names of the columns first."""
-    return next(table for table in Page(page).tables if table[0][: len(columns)] == list(columns))
-
-
 MARKDOWN = render_markdown()
 PAGE = render_html(MARKDOWN, IMAGES)
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_report_is_the_golden_file_of_its_state(state: str) -> None:
-    assert_golden(f"{state}.md", render_markdown(**STATES[state]))
+def test_render_evaluation_matches_golden_file(state: str) -> None:
+    markdown = render_markdown(**STATES[state])
+    assert_golden(f"{state}.md", markdown)
+    assert render_leaderboard(evaluated(**STATES[state]).result).strip() in markdown
 
 
 def rates(precision: float | None, coverage: float = 0.5026, shown: int = 96) -> dict[str, Any]:
     values = {"precision": precision, "coverage": coverage, "shown": shown, "shown_n_eff": float(shown)}
+    values["shown_groups"] = min(shown, 29)
     return {f"{AT_THRESHOLD}.{name}": value for name, value in values.items()}
 
 
 KEPT, BROKEN, NOTHING, FEW = rates(0.8723), rates(0.7851), rates(None, 0.0, 0), rates(1.0, shown=1)
+FOUR_GROUPS = KEPT | {f"{AT_THRESHOLD}.shown_groups": 4}
 
 
 @pytest.mark.parametrize(
@@ -79,6 +74,7 @@ KEPT, BROKEN, NOTHING, FEW = rates(0.8723), rates(0.7851), rates(None, 0.0, 0), 
         ("failed", "precision", 0.85, rates(0.84996), True),
         ("warned", "precision", 0.85, NOTHING, True),
         ("warned", "precision", 0.85, FEW, True),
+        ("warned", "precision", 0.85, FOUR_GROUPS, True),
         ("warned", "precision", 0.85, BROKEN, False),
         ("warned", "precision", 0.85, NOTHING, False),
         ("warned", "precision", 0.85, FEW, False),
@@ -88,7 +84,7 @@ KEPT, BROKEN, NOTHING, FEW = rates(0.8723), rates(0.7851), rates(None, 0.0, 0), 
         ("warned", "error_rate", 0.1, FEW, True),
     ],
 )
-def test_verdict_comes_first_in_its_state(
+def test_make_verdict_state_opens_the_report(
     state: State, metric: str, target: float, changed: dict[str, Any], guaranteed: bool
 ) -> None:
     changed = {**changed, f"{GUARANTEE}.metric": metric, f"{GUARANTEE}.target": target}
@@ -101,7 +97,7 @@ def test_verdict_comes_first_in_its_state(
     assert page.of("title") == [f"Confidence model: evaluation: {verdict.headline}"]
 
 
-def test_missed_target_is_counted_and_compared_with_chance() -> None:
+def test_make_verdict_shortfall_is_compared_with_chance() -> None:
     def shortfall(target: float = 0.85, low: float | None = None, high: float | None = None, **more: Any) -> str:
         interval = {f"{AT_THRESHOLD}.precision_low": low, f"{AT_THRESHOLD}.precision_high": high}
         changed = {**BROKEN, **interval, "metrics.holdout.effective_sample_size": 187.0, **more}
@@ -113,60 +109,26 @@ def test_missed_target_is_counted_and_compared_with_chance() -> None:
     assert shortfall(0.75) == ""
 
 
-def test_unchecked_guarantee_is_nowhere_told_as_checked() -> None:
-    unchecked = render_markdown(changed=FEW)
-    assert len(re.findall("not checked (on the hold-out )?yet", unchecked)) == 4, (
-        "verdict, figures, thresholds, model card"
-    )
-    checked = MARKDOWN + render_markdown(guaranteed=False, changed=FEW)
-    assert not re.search("not checked (on the hold-out )?yet", checked)
+def test_report_unchecked_guarantee_is_marked_everywhere() -> None:
+    pattern = "not checked (?:on the hold-out )?yet"
+    for unchecked in (FEW, FOUR_GROUPS):
+        assert len(re.findall(pattern, render_markdown(changed=unchecked))) == 4
+    assert not re.search(pattern, MARKDOWN + render_markdown(guaranteed=False, changed=FEW))
 
 
-def test_result_is_read_and_written_with_the_same_values() -> None:
-    assert '"folds"' not in read_results()
-    given = evaluated(changed={"evaluation.regressors.regressors.linear_cosine.folds": 5}).result
-    content = given.to_dict()
-    assert content["evaluation"]["regressors"]["regressors"]["linear_cosine"]["folds"] == 5
-    assert EvaluationResult.from_files(**content) == given
+def test_evaluation_result_round_trip_keeps_values() -> None:
+    result = evaluated(changed={"evaluation.served.future": 5}).result
+    content = result.to_dict()
+    assert content["evaluation"]["served"]["future"] == 5, "a key of a later version is kept"
+    assert EvaluationResult.from_files(**content) == result
     scorer = content["metrics"]["holdout"]["scorers"]["probe"]
-    assert given.served_metrics.get("brier_low") == scorer["brier_low"] and given.served_metrics.get("x") is None
+    assert result.served_metrics.get("brier_low") == scorer["brier_low"] and result.served_metrics.get("x") is None
     del scorer["auroc_low"]
     with pytest.raises(ValidationError, match="auroc_low"):
         EvaluationResult.from_files(**content)
 
 
-def test_leaderboard_is_best_first_with_skipped_scorers_last() -> None:
-    scorers = evaluated().result.metrics.holdout.scorers
-    rows = find_table(PAGE, "scorer", "kind")[1:]
-    names = [row[0] for row in rows]
-    assert set(names) == {*scorers, "entailment", "extractive_qa"}
-    assert names[-3:] == ["verbalized", "entailment", "extractive_qa"]
-    aurocs = [scorers[name].auroc for name in names[:-3]]
-    assert aurocs == sorted(aurocs, key=lambda auroc: -(auroc or 0))
-    assert render_leaderboard(evaluated().result).strip() in MARKDOWN
-    assert ("td", {"colspan": "8"}) in Page(PAGE).elements, "the reason has the whole row"
-
-
-def test_marked_thresholds_stand_out_and_no_others() -> None:
-    rows = find_table(PAGE, "threshold", "mark")[1:]
-    assert [row[:2] for row in rows if row[1]] == [
-        [f"{HEURISTIC:.3f}", "heuristic"],
-        [f"{GUARANTEED:.3f}", "guaranteed"],
-    ]
-    section = find_section(MARKDOWN, "Thresholds: coverage and precision")
-    assert len(re.findall(r"^\| \*\*0\.\d{3}\*\*", section, re.MULTILINE)) == 2
-
-
-def test_slices_below_the_target_are_named_lowest_first() -> None:
-    text = find_section(render_markdown(changed={f"{GUARANTEE}.target": 0.95}), "Slices").partition("*The")[0]
-    below = [row for row in evaluated().result.evaluation.slices if row.precision is not None and row.precision < 0.95]
-    places = [
-        text.index(f"({100 * (row.precision or 0):.1f} %)") for row in sorted(below, key=lambda row: row.precision or 0)
-    ]
-    assert len(places) > 1 and places == sorted(places)
-
-
-def test_use_of_the_context_is_judged_by_its_loss() -> None:
+def test_report_context_audit_depends_on_the_loss() -> None:
     def finding(**changed: float | None) -> str:
         changes = {f"evaluation.audits.context_removed.0.{name}": value for name, value in changed.items()}
         text = find_section(render_markdown(changed=changes), "Audits")
@@ -194,25 +156,14 @@ TOKENS = {*PLAIN, "softbreak", "image", *(f"{part}_{end}" for part in MARKED for
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_page_and_markdown_say_the_same_and_nothing_undefined(state: str) -> None:
+def test_page_has_the_words_of_the_markdown(state: str) -> None:
     markdown = render_markdown(**STATES[state])
     assert said_on_page(render_html(markdown, IMAGES)) == said_in_markdown(markdown)
     assert not {"nan", "None", "inf", "Undefined"} & set(words(shown(markdown)))
     assert not re.search(r"(?<![\w.])/(?:home|work|tmp|root|Users)/", markdown), "no absolute path"
 
 
-def test_no_value_begins_a_line_of_a_template() -> None:
-    """There it could be a list or a heading; the functions of `templating` escape that."""
-    safe = r"\{\{ (?:table|row|plot|bullets|summary|loop\.index|contradicts_code)\b"
-    for file in TEMPLATES.rglob("*.jinja"):
-        text = re.sub(r"\{% call paragraph\(\) %\}.*?\{% endcall %\}", "", file.read_text("utf-8"), flags=re.DOTALL)
-        lines = [line for line in text.splitlines() if line.startswith(("{{", "- {{"))]
-        assert [
-            line for line in lines if not re.match(rf"{safe}|- \{{\{{ (?:check\.suite|remark|name|holding)\b", line)
-        ] == []
-
-
-def test_text_of_people_is_text_in_the_page() -> None:
+def test_page_user_text_stays_text() -> None:
     page = Page(PAGE)
     assert set(page.tags) <= TAGS
     assert not [name for _, attrs in page.elements for name in attrs if name.startswith("on")]
@@ -225,7 +176,7 @@ def test_text_of_people_is_text_in_the_page() -> None:
         assert to_single_line(text) in told
 
 
-def test_text_of_people_is_text_in_markdown() -> None:
+def test_markdown_user_text_stays_text() -> None:
     found = tokens(MARKDOWN)
     assert {token.type for token in found} <= TOKENS
     images = [str(token.attrs["src"]) for token in found if token.type == "image"]
@@ -234,7 +185,7 @@ def test_text_of_people_is_text_in_markdown() -> None:
         assert to_single_line(text) in "".join(token.content for token in found if token.type.startswith("text"))
 
 
-def test_page_has_no_element_that_the_markdown_asks_for() -> None:
+def test_render_html_ignores_links_and_html_of_markdown() -> None:
     asked = [f"a {LINK} b", TAG, "![x](other.svg)", "![y](data:image/png;base64,AA==)", "&lt;i&gt;", "```", TAG, "```"]
     page = Page(render_html(make_report(*asked), IMAGES))
     assert page.attributes("href") == ["data:,", "#only"]
@@ -243,14 +194,13 @@ def test_page_has_no_element_that_the_markdown_asks_for() -> None:
     assert "&lt;i&gt;" in " ".join(text for _, text in page.texts), "an entity is text, too"
 
 
-def test_warning_stands_above_the_verdict_as_text() -> None:
+def test_page_warning_precedes_the_verdict() -> None:
     warning = f"trained on erased rows since 2026-11-20; kept on purpose: {' '.join(NASTY)}"
     page = Page(render_html(f"{paragraph(bold(warning))}\n\n{MARKDOWN}", IMAGES))
     assert page.texts.index(("strong", to_single_line(warning))) < page.texts.index(("h2", page.of("h2")[0]))
 
 
-def test_tables_are_whole_in_markdown() -> None:
-    """No cell is lost or won by what is written in it."""
+def test_markdown_tables_have_all_cells() -> None:
     tables = Page(READER.render(MARKDOWN)).tables
     rules = [line for line in MARKDOWN.splitlines() if re.fullmatch(r"\|( -{3}:? \|)+", line)]
     assert len(tables) == len(rules) == len(Page(PAGE).tables)
@@ -258,9 +208,7 @@ def test_tables_are_whole_in_markdown() -> None:
         assert {len(row) for row in rows} == {rule.count("---")}
         assert rows[1:]
     spanning = [row[-1] for table in Page(PAGE).tables for row in table if len(row) < len(table[0])]
-    assert spanning and not [text for text in spanning if re.match(r"[+−]?\d", text)], (
-        "a figure has a column of its own"
-    )
+    assert spanning and not [text for text in spanning if re.match(r"[+−]?\d", text)]
     assert f"mine | {TAG}" in [row[0] for table in tables for row in table]
 
 
@@ -270,7 +218,7 @@ def test_tables_are_whole_in_markdown() -> None:
 @example("**")
 @example("\r-")
 @example("\ud800\x00")
-def test_any_text_reads_in_markdown_as_it_was_written(text: str) -> None:
+def test_markdown_any_text_reads_unchanged(text: str) -> None:
     markdown = make_report(paragraph(text), table(("a", "b"), [("r", text), ("s", f"{text} (below)")]))
     found = tokens(markdown)
     assert {token.type for token in found} <= PLAIN
@@ -286,7 +234,7 @@ def test_any_text_reads_in_markdown_as_it_was_written(text: str) -> None:
 @pytest.mark.heavy
 @given(st.text().filter(str.strip))
 @example("# a\n- b | c <i>")
-def test_any_text_is_one_cell_or_line_of_the_report(text: str) -> None:
+def test_report_any_text_changes_no_structure(text: str) -> None:
     keys = ("examples.caught.0.question", "examples.caught.0.product", "skipped.entailment", "slices.0.slice")
     changed = {f"evaluation.{key}": text for key in keys} | {"dataset.contradicting.named": [{"message": text}]}
     plain = dict.fromkeys(changed, "x") | {"dataset.contradicting.named": [{"message": "x"}]}
@@ -295,7 +243,7 @@ def test_any_text_is_one_cell_or_line_of_the_report(text: str) -> None:
 
 
 @given(st.text())
-def test_any_text_reads_in_the_page_as_it_was_written(text: str) -> None:
+def test_render_html_any_text_reads_unchanged(text: str) -> None:
     page = render_html(make_report(paragraph(text, " ", bold(text)), table(("a",), [(text,)], text)), IMAGES)
     parsed = Page(page)
     assert parsed.tables[0][1][0].strip() == to_single_line(text).strip().replace("\xa0", " ")
@@ -306,40 +254,32 @@ def make_report(*blocks: str) -> str:
     return document([heading(1, "title"), paragraph("about"), heading(2, "✓ kept"), heading(2, "Only"), *blocks])
 
 
-def test_page_is_in_order_for_those_who_hear_it() -> None:
+def test_page_is_accessible() -> None:
     page = Page(PAGE)
     assert ("html", {"lang": "en"}) in page.elements
     levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch(r"h[1-6]", tag)]
-    assert levels[0] == 1
-    assert levels.count(1) == 1
+    assert levels[0] == levels.count(1) == 1
     assert all(after - before <= 1 for before, after in pairwise(levels))
     assert {attrs.get("scope") for tag, attrs in page.elements if tag == "th"} == {"col", "row"}
     captions = [text for tag, text in page.texts if tag == "span"]
     boxes = [attrs for _, attrs in page.elements if attrs.get("class") == "scroll"]
     assert len(boxes) == len(page.tables) - 1  # the key figures fit into any window
-    for box in boxes:
-        assert box["tabindex"] == "0"
-        assert box["role"] == "region"
-        assert str(box["aria-label"]).replace("\xa0", " ") in captions
+    assert {(box["tabindex"], box["role"]) for box in boxes} == {("0", "region")}
+    assert {str(box["aria-label"]).replace("\xa0", " ") for box in boxes} <= set(captions)
     alts = page.attributes("alt")
-    assert len(alts) == len(PLOTS)
-    assert all(re.search(r"\d", alt) and len(alt) > 40 for alt in alts)
+    assert len(alts) == len(PLOTS) and all(re.search(r"\d", alt) and len(alt) > 40 for alt in alts)
     ids = page.attributes("id")
     assert len(ids) == len(set(ids))
     assert {address[1:] for address in page.attributes("href") if address != "data:,"} <= set(ids)
 
 
-def test_plots_are_words_where_no_file_lies_beside() -> None:
-    told = replace_images(MARKDOWN)
-    assert "image" not in {token.type for token in tokens(told)}
-    assert words(shown(told)) == words(shown(MARKDOWN))
+def test_replace_images_keeps_the_words() -> None:
+    text = replace_images(MARKDOWN)
+    assert "image" not in {token.type for token in tokens(text)}
+    assert words(shown(text)) == words(shown(MARKDOWN))
 
 
-def test_equal_input_is_equal_bytes() -> None:
-    assert (render_markdown(), render_html(MARKDOWN, IMAGES)) == (MARKDOWN, PAGE)
-
-
-def test_markdown_table_has_one_line_a_row() -> None:
+def test_records_table_has_one_line_per_row() -> None:
     records = records_table(
         [
             {"a": 1, "b": "x | y\nz", "c": 0.25, "d": LINK},
@@ -360,6 +300,6 @@ def test_markdown_table_has_one_line_a_row() -> None:
     ("value", "target", "text"),
     [(0.8501, 0.85, "85.01 %"), (0.84999, 0.85, "84.999 %"), (0.85, 0.85, "85.0 %"), (0.7, 0.85, "70.0 %")],
 )
-def test_figure_beside_its_target_has_enough_digits(value: float, target: float, text: str) -> None:
+def test_format_percent_near_separates_value_and_target(value: float, target: float, text: str) -> None:
     assert format_percent_near(value, target) == text
     assert format_percent_near(None, target) == "not defined"

@@ -67,11 +67,16 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return Finished(root, root / "home", params)
 
 
+def enter_copy(finished: Finished, root: Path, patch: pytest.MonkeyPatch) -> None:
+    """Make a copy of a workspace in `root` the current folder, with its feature cache."""
+    for folder in (paths.DATA, paths.ARTIFACTS):
+        shutil.copytree(finished.root / folder, root / folder)
+    patch.chdir(root)
+    use_home(patch, finished.home)
+
+
 @pytest.fixture
 def bank(finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
-    """A copy of that workspace as the current folder, with its feature cache; its parameters."""
-    for folder in (paths.DATA, paths.ARTIFACTS):
-        shutil.copytree(finished.root / folder, tmp_path / folder)
-    monkeypatch.chdir(tmp_path)
-    use_home(monkeypatch, finished.home)
+    """A copy of that workspace as the current folder; its parameters."""
+    enter_copy(finished, tmp_path, monkeypatch)
     return finished.params

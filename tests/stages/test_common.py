@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -51,36 +52,21 @@ def write_inputs(lengths: list[int], rows: int | None = None) -> tuple[pd.DataFr
     return frame, states
 
 
-def test_rows_without_states_are_left_out_and_the_rest_stays_in_step(workspace: Path) -> None:
-    frame, states = write_inputs([3, 0, 1, 0, 4, 2])
-    got, lazy = load_labelled_states()
-    assert list(got.index) == [0, 1, 2, 3]
-    assert list(got["interaction_id"]) == ["i-0", "i-2", "i-4", "i-5"]
-    assert list(got.columns) == list(frame.columns) and (got.dtypes == artifacts.read_dataset_frame().dtypes).all()
-    assert lazy.lengths.tolist() == [3, 1, 4, 2]
-    for row_, i in zip(lazy, [0, 2, 4, 5], strict=True):
-        assert torch.equal(row_, states[i])
+def test_load_labelled_states_leaves_out_rows_without_states(workspace: Path) -> None:
+    _, states = write_inputs([3, 0, 1, 0, 4, 2])
+    rows, lazy = load_labelled_states()
+    pd.testing.assert_frame_equal(rows, artifacts.read_dataset_frame().iloc[[0, 2, 4, 5]].reset_index(drop=True))
+    assert lazy.lengths.tolist() == [3, 1, 4, 2] and read_base_model() == "bank@abc"
+    assert all(torch.equal(row, states[i]) for row, i in zip(lazy, [0, 2, 4, 5], strict=True))
 
 
-def test_where_every_row_has_states_the_frame_is_the_data_set(workspace: Path) -> None:
-    write_inputs([3, 1, 1, 2])
-    got, lazy = load_labelled_states()
-    pd.testing.assert_frame_equal(got, artifacts.read_dataset_frame())
-    assert len(lazy) == 4
-
-
-def test_the_base_model_is_what_the_features_say(workspace: Path) -> None:
-    write_inputs([0, 1])
-    assert read_base_model() == "bank@abc"
-
-
-def test_features_of_another_data_set_are_an_error(workspace: Path) -> None:
+def test_load_labelled_states_other_data_set_raises(workspace: Path) -> None:
     write_inputs([3, 1], rows=3)
-    with pytest.raises(AbstainError, match=r"features.npy has 2 rows, .*dataset.parquet has 3: run `abstain retrain`"):
+    with pytest.raises(AbstainError, match=r"features\.npy has 2 rows, .*dataset\.parquet has 3"):
         load_labelled_states()
 
 
-def test_a_probe_is_trained_on_the_rows_that_have_states(workspace: Path) -> None:
+def test_train_probe_pairs_labels_with_own_states(workspace: Path) -> None:
     """A label of a row without states must not be paired with its neighbour's states: then nothing would be learnt."""
     frame, states = write_inputs([0 if i % 5 == 0 else i % 4 + 1 for i in range(120)])
     params = shipped_params()
@@ -94,17 +80,17 @@ def test_a_probe_is_trained_on_the_rows_that_have_states(workspace: Path) -> Non
     assert artifacts.read_json(paths.PROBE_CHOICE)["out_of_fold"]["linear"] > 0.95
 
 
-def test_damaged_file_ends_a_stage_in_one_line(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_stage_damaged_file_prints_one_line(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_inputs([1, 1])
     paths.FEATURES.write_bytes(b"damaged")
     (workspace / "params.yaml").write_text(SHIPPED["params.yaml"])
     with pytest.raises(SystemExit) as left:
         artifacts.run_stage(train_probe.stage)
-    message = "error A507: artifacts/features.npy is no readable table of states: run `abstain retrain` again\n"
-    assert (left.value.code, capsys.readouterr().err) == (1, message)
+    assert left.value.code == 1
+    assert re.fullmatch("error A507: artifacts/features.npy .*\n", capsys.readouterr().err)
 
 
-def test_signals_are_read_by_variant_and_by_interaction(workspace: Path) -> None:
+def test_read_signals_selects_variant_by_interaction(workspace: Path) -> None:
     table = {"interaction_id": ["b", "a", "b"], "variant": ["asked", "asked", "other"], "entropy": [0.1, np.nan, 0.3]}
     pd.DataFrame(table).to_parquet(paths.SIGNALS, index=False)
     estimates = {"interaction_id": ["a", "b"], "variant": ["asked", "asked"], "linear_label": [0.7, 0.6]}
@@ -118,7 +104,7 @@ def test_signals_are_read_by_variant_and_by_interaction(workspace: Path) -> None
 
 
 @pytest.mark.slow
-def test_an_answer_is_compared_with_the_latest_ideal_one(workspace: Path) -> None:
+def test_read_rouge_uses_latest_ideal_answer(workspace: Path) -> None:
     """A later review that gives none takes none back."""
     rows = write_lines(
         Path("rows.jsonl"),

@@ -1,7 +1,4 @@
-"""Who is compared with whom, on which answers and by which weights: what the stage `evaluate` hands to the report.
-
-What each figure is, is tested in tests/learning; here, that it is of the right rows, weights and files.
-"""
+"""Each metric is tested in tests/learning; here, that it is of the right rows, weights and files."""
 
 from __future__ import annotations
 
@@ -17,10 +14,7 @@ from abstain.core.errors import AbstainError
 from abstain.data.store import splits
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import compute_holdout_digest, select_reviewed
-from abstain.learning.estimators.fusion import Fusion
 from abstain.learning.estimators.onnx_probe import OnnxProbe
-from abstain.learning.estimators.probe_registry import load_probe
-from abstain.learning.estimators.probes.base import predict_confidence
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.llm.features.extraction import FeatureSource
 from abstain.llm.signals.counterfactuals import shuffle_answers
@@ -29,7 +23,6 @@ from abstain.stages.shared import artifacts
 from abstain.stages.shared.ideal_answers import read_ideal_answers, read_rouge
 from abstain.stages.shared.states import load_labelled_states
 from tests.stages.conftest import run_stages, write_labels
-from tests.tolerance import assert_near
 
 pytestmark = pytest.mark.slow
 
@@ -39,14 +32,14 @@ FUSIONS = ["fusion", "fusion_one_pass", "fusion_two_passes"]
 EVERYBODY = ["probe", *FUSIONS, *SIGNALS, *REGRESSORS, "lstm", "base_rate"]
 
 
-def holdout_rows() -> tuple[pd.DataFrame, list]:
+def read_holdout() -> tuple[pd.DataFrame, list]:
     """The reviewed answers of the hold-out that could be read, by interaction, with their states."""
     frame, states = load_labelled_states()
     rows = select_reviewed(frame[frame["split"] == "holdout"])
     return rows.set_index("interaction_id"), list(states.subset(rows.index))
 
 
-def scores_of(split: str) -> tuple[pd.DataFrame, np.ndarray, np.ndarray]:
+def read_scores(split: str) -> tuple[pd.DataFrame, np.ndarray, np.ndarray]:
     """The scores of a split's reviewed answers, what is right of them, and how many answers each stands for."""
     scores = pd.read_parquet(paths.SCORES)
     rows = scores[scores["split"] == split]
@@ -54,67 +47,52 @@ def scores_of(split: str) -> tuple[pd.DataFrame, np.ndarray, np.ndarray]:
     return rows, rows["correct"].to_numpy(int), weight / weight.max()
 
 
-def test_scorers_have_the_confidences_of_their_files(bank: Params) -> None:
-    """The served probe as `probe`, by the file that serves; its own architecture not a second time."""
-    rows, states = holdout_rows()
-    scores = pd.read_parquet(paths.SCORES).set_index("interaction_id").loc[rows.index]
-    assert [name for name in scores if name in EVERYBODY] == EVERYBODY and "linear" not in scores
-    assert_near(scores["probe"], OnnxProbe(paths.ONNX).predict(states))
-    probes = {
-        name: predict_confidence(load_probe(paths.PROBES / f"{name}.safetensors"), states).numpy().astype(float)
-        for name in ("linear", "lstm")
-    }
-    np.testing.assert_allclose(scores["lstm"], probes["lstm"], rtol=1e-6)
-    signals = artifacts.read_signals("asked").loc[rows.index]
-    pd.testing.assert_frame_equal(scores[SIGNALS], signals[SIGNALS], check_exact=True)
-    fusion = Fusion.from_dict(artifacts.read_json(paths.FUSIONS)["fusion"])
-    np.testing.assert_allclose(scores["fusion"], fusion.score(signals.assign(**probes)), rtol=1e-6)
-    train = load_labelled_states()[0].query("split == 'train'")
-    assert scores["base_rate"].unique() == [pytest.approx(np.average(train["correct"], weights=train["weight"]))]
-
-
-def test_tables_name_the_same_scorers(bank: Params) -> None:
-    found, said = artifacts.read_json(paths.METRICS)["holdout"], artifacts.read_json(paths.EVALUATION)
-    assert found["scorers"].keys() == said["kinds"].keys() == said["forward_tokens"].keys() == set(EVERYBODY)
-    others = {"probe": "served probe", "lstm": "probe", "base_rate": "baseline"}
+def test_evaluate_tables_name_the_same_scorers(bank: Params) -> None:
+    holdout, content = artifacts.read_json(paths.METRICS)["holdout"], artifacts.read_json(paths.EVALUATION)
+    for names in (holdout["scorers"], content["kinds"], content["forward_tokens"], content["at_own_threshold"]):
+        assert set(names) == set(EVERYBODY)
+    assert [name for name in pd.read_parquet(paths.SCORES) if name in (*EVERYBODY, "linear")] == EVERYBODY
+    others = {"probe": "served probe", "lstm": "probe", "base_rate": "baseline", "length_only": "baseline"}
     others |= dict.fromkeys(REGRESSORS, "regressor") | dict.fromkeys(FUSIONS, "fusion")
-    assert said["kinds"] == {**dict.fromkeys(SIGNALS, "signal"), **others, "length_only": "baseline"}
-    costs = said["forward_tokens"]
+    assert content["kinds"] == dict.fromkeys(SIGNALS, "signal") | others
+    costs = content["forward_tokens"]
     assert costs["lstm"] == costs["probe"] > 0 == costs["length_only"] == costs["base_rate"]
     assert costs["fusion"] > costs["random_forest_label"] > costs["sequence_log_prob"] > 0
-    assert said["served"].items() >= {"name": "probe", "kind": "probe", "layer": 2, "site": "residual"}.items()
-    assert said["probe"] == artifacts.read_json(paths.PROBE_CHOICE)
-    assert found["served"] == {"name": "probe", "kind": "probe", "forward_tokens": costs["probe"]}
-    aurocs = {name: found["scorers"][name]["auroc"] for name in SIGNALS if name != "length_only"}
-    drawn = {"probe", "fusion", "length_only", max(aurocs, key=aurocs.__getitem__)}
-    assert set(pd.read_csv(paths.PLOTS / "roc.csv")["scorer"]) == drawn
-    assert found["scorers"]["probe"]["auroc_difference"] is None, "others are compared with it"
-    assert set(said["at_own_threshold"]) == set(EVERYBODY)
-    own, heuristic = said["at_own_threshold"]["probe"], found["at_heuristic"]
+    assert content["served"].items() >= {"name": "probe", "kind": "probe", "layer": 2, "site": "residual"}.items()
+    assert content["probe"] == artifacts.read_json(paths.PROBE_CHOICE)
+    assert holdout["served"] == {"name": "probe", "kind": "probe", "forward_tokens": costs["probe"]}
+    aurocs = {name: holdout["scorers"][name]["auroc"] for name in SIGNALS if name != "length_only"}
+    plotted = {"probe", "fusion", "length_only", max(aurocs, key=aurocs.__getitem__)}
+    assert set(pd.read_csv(paths.PLOTS / "roc.csv")["scorer"]) == plotted
+    assert holdout["scorers"]["probe"]["auroc_difference"] is None, "others are compared with it"
+    own, heuristic = content["at_own_threshold"]["probe"], holdout["at_heuristic"]
     assert own["precision"] == pytest.approx(heuristic["precision"]) and own["note"] == ""
 
 
-def test_scores_are_of_all_reviewed_answers_that_no_training_saw(bank: Params) -> None:
+def test_evaluate_scores_are_of_all_reviewed_test_answers(bank: Params) -> None:
     scores, frame = pd.read_parquet(paths.SCORES), load_labelled_states()[0]
-    judged = frame[(frame["source"] == "review") & frame["split"].isin(["holdout", "newest"])]
-    assert sorted(scores["interaction_id"]) == sorted(judged["interaction_id"]) and len(judged) > 50
-    both = scores.merge(judged, on="interaction_id", suffixes=("", "_of_data"))
-    for name in ("split", "group", "product", "correct", "source"):
-        assert (both[name] == both[f"{name}_of_data"]).all()
-    np.testing.assert_array_equal(both["inclusion_probability"], both["inclusion_probability_of_data"])
-    assert set(scores["inclusion_probability"].fillna(0)) == {0.0, 0.5, 1.0}, "one drawn in an unknown way among them"
-    found, rows = artifacts.read_json(paths.METRICS)["holdout"], holdout_rows()[0]
-    assert found["digest"] == compute_holdout_digest(list(rows.index), rows["correct"].tolist())
-    assert found["label_source"] == "review"
+    reviewed = frame[(frame["source"] == "review") & frame["split"].isin(["holdout", "newest"])]
+    columns = ["interaction_id", "split", "group", "product", "correct", "source", "inclusion_probability"]
+    tables = (table[columns].sort_values("interaction_id", ignore_index=True) for table in (scores, reviewed))
+    pd.testing.assert_frame_equal(*tables)
+    assert len(reviewed) > 50 and set(scores["inclusion_probability"].fillna(0)) == {0.0, 0.5, 1.0}
+    holdout, rows = artifacts.read_json(paths.METRICS)["holdout"], read_holdout()[0]
+    assert holdout["digest"] == compute_holdout_digest(list(rows.index), rows["correct"].tolist())
+    assert holdout["label_source"] == "review"
 
 
-def test_figures_stand_for_all_answers(bank: Params) -> None:
+def test_evaluate_metrics_are_weighted(bank: Params) -> None:
     """Sure answers were reviewed every other time, so each counts twice."""
-    found = artifacts.read_json(paths.METRICS)
-    rows, correct, weight = scores_of("holdout")
-    holdout, probe = found["holdout"], found["holdout"]["scorers"]["probe"]
-    assert holdout["rows"] == len(rows) and holdout["sampled_unevenly"] == (weight < 1).sum() > 0
-    assert holdout["effective_sample_size"] == pytest.approx(weight.sum() ** 2 / (weight**2).sum())
+    metrics_file = artifacts.read_json(paths.METRICS)
+    holdout = metrics_file["holdout"]
+    probe = holdout["scorers"]["probe"]
+    for name in ("holdout", "newest"):
+        part, (rows, _, weight) = metrics_file[name], read_scores(name)
+        assert part["rows"] == len(rows) > 5 and part["sampled_unevenly"] == (weight < 1).sum() > 0
+        assert part["effective_sample_size"] == pytest.approx(weight.sum() ** 2 / (weight**2).sum())
+    rows, correct, weight = read_scores("newest")
+    assert metrics_file["newest"]["auroc"] == pytest.approx(roc_auc_score(correct, rows["probe"], sample_weight=weight))
+    rows, correct, weight = read_scores("holdout")
     assert holdout["base_rate"] == pytest.approx(np.average(correct, weights=weight))
     assert abs(holdout["base_rate"] - correct.mean()) > 0.05
     for name in ("probe", "lstm", "fusion", "sequence_log_prob", "length_only"):
@@ -122,57 +100,42 @@ def test_figures_stand_for_all_answers(bank: Params) -> None:
         assert holdout["scorers"][name]["auroc"] == pytest.approx(auroc)
     assert abs(probe["auroc"] - roc_auc_score(correct, rows["probe"])) > 1e-3
     assert probe["brier"] == pytest.approx(np.average((rows["probability"] - correct) ** 2, weights=weight))
-    roc = pd.read_csv(paths.PLOTS / "roc.csv").query("scorer == 'probe'")
-    area = np.trapezoid(roc["true_positive_rate"], roc["false_positive_rate"])
-    assert area == pytest.approx(probe["auroc"])
-    newest, (rows, correct, weight) = found["newest"], scores_of("newest")
-    assert newest["rows"] == len(rows) > 5 and newest["sampled_unevenly"] == (weight < 1).sum() > 0
-    assert newest["effective_sample_size"] == pytest.approx(weight.sum() ** 2 / (weight**2).sum())
-    assert newest["auroc"] == pytest.approx(roc_auc_score(correct, rows["probe"], sample_weight=weight))
 
 
-def test_hold_outs_figures_are_of_drawn_reviews_and_the_others_are_apart(
-    bank: Params, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_evaluate_self_selected_reviews_are_separate(bank: Params, monkeypatch: pytest.MonkeyPatch) -> None:
     together, digest = pd.read_parquet(paths.SCORES), artifacts.read_json(paths.METRICS)["holdout"]["digest"]
     assert artifacts.read_json(paths.METRICS)["holdout"]["self_selected"] is None
     write_labels("split == 'holdout' and interaction_id.str.endswith('1')", sampled=False, inclusion_probability=0.8)
     monkeypatch.setattr(splits, "MIN_SAMPLED", 20)
     threshold = artifacts.read_json(paths.THRESHOLD)
-    evidence = threshold["guarantee"]["evidence"]
-    evidence["sampled"] = False
-    artifacts.write_json(paths.THRESHOLD, threshold)
-    evaluate.stage(bank)
-    mixed = artifacts.read_json(paths.METRICS)["holdout"]
-    assert mixed["rows"] == (together["split"] == "holdout").sum() and mixed["self_selected"] is None
-    evidence["sampled"] = True
-    artifacts.write_json(paths.THRESHOLD, threshold)
-    evaluate.stage(bank)
-    found, scores = artifacts.read_json(paths.METRICS)["holdout"], pd.read_parquet(paths.SCORES)
-    assert scores["interaction_id"].tolist() == together["interaction_id"].tolist() and found["digest"] == digest
-    rows, correct, weight = scores_of("holdout")
-    drawn = rows["sampled"].to_numpy()
-    assert (
-        0
-        < (~drawn).sum()
-        < drawn.sum()
-        == found["rows"]
-        == sum(row["rows"] for row in artifacts.read_json(paths.EVALUATION)["slices"] if row["by"] == "product")
-    )
-    assert found["base_rate"] == pytest.approx(np.average(correct[drawn], weights=weight[drawn]))
-    auroc = roc_auc_score(correct[drawn], rows["probe"][drawn], sample_weight=weight[drawn])
-    assert found["scorers"]["probe"]["auroc"] == pytest.approx(auroc)
+    results = {}
+    for sampled in (False, True):
+        threshold["guarantee"]["evidence"]["sampled"] = sampled
+        artifacts.write_json(paths.THRESHOLD, threshold)
+        evaluate.stage(bank)
+        results[sampled] = artifacts.read_json(paths.METRICS)["holdout"]
+    assert results[False]["rows"] == (together["split"] == "holdout").sum()
+    assert results[False]["self_selected"] is None
+    holdout, scores = results[True], pd.read_parquet(paths.SCORES)
+    assert scores["interaction_id"].tolist() == together["interaction_id"].tolist() and holdout["digest"] == digest
+    rows, correct, weight = read_scores("holdout")
+    sampled = rows["sampled"].to_numpy()
+    slices = [row for row in artifacts.read_json(paths.EVALUATION)["slices"] if row["by"] == "product"]
+    assert 0 < (~sampled).sum() < sampled.sum() == holdout["rows"] == sum(row["rows"] for row in slices)
+    assert holdout["base_rate"] == pytest.approx(np.average(correct[sampled], weights=weight[sampled]))
+    auroc = roc_auc_score(correct[sampled], rows["probe"][sampled], sample_weight=weight[sampled])
+    assert holdout["scorers"]["probe"]["auroc"] == pytest.approx(auroc)
     shown = (rows["probe"] >= threshold["threshold"]).to_numpy()
-    apart = found["self_selected"]
-    assert apart["rows"] == (~drawn).sum()
-    assert apart["coverage"] == pytest.approx(np.average(shown[~drawn], weights=weight[~drawn]))
+    assert holdout["self_selected"]["rows"] == (~sampled).sum()
+    coverage = np.average(shown[~sampled], weights=weight[~sampled])
+    assert holdout["self_selected"]["coverage"] == pytest.approx(coverage)
 
 
-def test_figures_without_twins_are_of_the_other_answers(bank: Params) -> None:
-    twins = scores_of("holdout")[0]["interaction_id"].tolist()[::3]
+def test_evaluate_without_near_duplicates_uses_other_answers(bank: Params) -> None:
+    twins = read_scores("holdout")[0]["interaction_id"].tolist()[::3]
     write_labels(f"interaction_id in {twins}", duplicate_in_training=True)
     evaluate.stage(bank)
-    rows, correct, weight = (part[np.arange(len(part)) % 3 > 0] for part in scores_of("holdout"))
+    rows, correct, weight = (part[np.arange(len(part)) % 3 > 0] for part in read_scores("holdout"))
     shown = rows["probe"] >= artifacts.read_json(paths.THRESHOLD)["threshold"]
     figures = {
         "rows": len(rows),
@@ -186,86 +149,84 @@ def test_figures_without_twins_are_of_the_other_answers(bank: Params) -> None:
 
 
 @pytest.mark.parametrize(("name", "mark"), [("at_threshold", "guaranteed"), ("at_heuristic", "heuristic")])
-def test_what_a_threshold_shows_stands_for_all_answers(bank: Params, name: str, mark: str) -> None:
+def test_evaluate_threshold_metrics_are_weighted(bank: Params, name: str, mark: str) -> None:
     """A sure answer is the ideal one, word for word; "Perhaps 123?" has one word of two in common with its four."""
     row, threshold = artifacts.read_json(paths.METRICS)["holdout"][name], artifacts.read_json(paths.THRESHOLD)
-    rows, correct, weight = scores_of("holdout")
+    rows, correct, weight = read_scores("holdout")
     assert row["threshold"] == (threshold if mark == "guaranteed" else threshold["heuristic"])["threshold"]
-    shown = (rows["probe"] >= row["threshold"]).to_numpy()
-    assert 0 < shown.sum() < len(shown)
+    shown, has_ideal = (rows["probe"] >= row["threshold"]).to_numpy(), rows["interaction_id"].isin(read_ideal_answers())
     assert row["precision"] == pytest.approx(np.average(correct[shown], weights=weight[shown]))
-    assert row["recall"] == pytest.approx(weight[shown & (correct == 1)].sum() / weight[correct == 1].sum())
-    assert row["coverage"] == pytest.approx(weight[shown].sum() / weight.sum())
-    known, likeness = rows["interaction_id"].isin(list(read_ideal_answers())).to_numpy(), read_rouge(rows)
-    assert (np.isnan(likeness) == ~known).all() and set(np.round(likeness[known], 3)) == {1.0, 0.333}
-    for part, of in (("shown", known & shown), ("withheld", known & ~shown)):
-        mean = np.average(likeness[of], weights=weight[of]) if of.any() else None
-        assert (row[f"rouge_{part}_answers"], row[f"rouge_{part}"]) == (of.sum(), pytest.approx(mean))
+    assert 0 < row["coverage"] < 1 and row["coverage"] == pytest.approx(weight[shown].sum() / weight.sum())
+    rouge = read_rouge(rows)
+    assert (np.isnan(rouge) == ~has_ideal).all() and set(np.round(rouge[has_ideal], 3)) == {1.0, 0.333}
+    assert row["rouge_shown_answers"] == (has_ideal & shown).sum()
+    assert row["rouge_withheld_answers"] == (has_ideal & ~shown).sum()
     table = pd.read_csv(paths.PLOTS / "threshold.csv", keep_default_na=False)
     assert table.loc[table["mark"] == mark, "threshold"].tolist() == [row["threshold"]] and len(table) == 12
 
 
-def test_audits_are_of_the_answers_as_they_were_asked_about(bank: Params) -> None:
-    """An answer that no prompt has room for is in the hold-out: it was another question's in the shuffle, which then
-    could not be read, either, and is left out."""
+def test_evaluate_audits_use_the_changed_answers(bank: Params) -> None:
+    """An unreadable answer of the hold-out was another question's in the shuffle, which is therefore left out."""
     frame = artifacts.read_dataset_frame()
-    everyone = DataStore(paths.DATA).read_interactions(
-        select_reviewed(frame[frame["split"] == "holdout"])["interaction_id"]
-    )
-    rows, states = holdout_rows()
-    assert len(everyone) == len(rows) + 1
-    changed = shuffle_answers(everyone)
-    found = dict(FeatureSource(bank.llm, load_settings()).read(changed))
-    served = OnnxProbe(paths.ONNX)
-    confidence = {changed[at].interaction_id: float(served.predict([row.float()])[0]) for at, row in found.items()}
+    reviewed = select_reviewed(frame[frame["split"] == "holdout"])["interaction_id"]
+    interactions = DataStore(paths.DATA).read_interactions(reviewed)
+    rows, states = read_holdout()
+    assert len(interactions) == len(rows) + 1
+    changed, served = shuffle_answers(interactions), OnnxProbe(paths.ONNX)
+    confidence = {
+        changed[i].interaction_id: float(served.predict([row.float()])[0])
+        for i, row in FeatureSource(bank.llm, load_settings()).read(changed)
+    }
     names = [name for name in rows.index if name in confidence]
     assert len(names) == len(rows) - 1
-    own = dict(zip(rows.index, served.predict(states).tolist(), strict=True))
+    original = dict(zip(rows.index, served.predict(states).tolist(), strict=True))
     weight = pd.Series(metrics.row_weights(rows["inclusion_probability"].to_numpy()), rows.index)
     right = [name for name in names if rows.loc[name, "correct"] == 1]
     audits = artifacts.read_json(paths.EVALUATION)["audits"]
-    audit = {row["scorer"]: row for row in audits["answers_shuffled"]}
+    shuffled, removed = (
+        {row["scorer"]: row for row in audits[name]} for name in ("answers_shuffled", "context_removed")
+    )
     expected = roc_auc_score(
         np.repeat([1, 0], len(right)),
-        [*(own[name] for name in right), *(confidence[name] for name in right)],
+        [*(original[name] for name in right), *(confidence[name] for name in right)],
         sample_weight=np.tile(weight[right], 2),
     )
-    assert list(audit) == EVERYBODY and audit["probe"]["auroc_against_shuffled"] == pytest.approx(expected)
+    assert list(shuffled) == list(removed) == EVERYBODY
+    assert shuffled["probe"]["auroc_against_shuffled"] == pytest.approx(expected)
     shown = np.array([confidence[name] for name in names]) >= artifacts.read_json(paths.THRESHOLD)["threshold"]
-    assert audit["probe"]["shown_changed"] == pytest.approx(np.average(shown, weights=weight[names]))
-    removed = {row["scorer"]: row for row in audits["context_removed"]}
-    assert list(removed) == EVERYBODY and removed["probe"]["mean"] != removed["probe"]["mean_changed"]
+    assert shuffled["probe"]["shown_changed"] == pytest.approx(np.average(shown, weights=weight[names]))
+    assert removed["probe"]["mean"] != removed["probe"]["mean_changed"]
     assert removed["length_only"]["auroc"] == removed["length_only"]["auroc_changed"]
     assert removed["context_gain"]["mean_changed"] == pytest.approx(0.5)
 
 
-def test_slices_and_examples_are_of_the_served_threshold(bank: Params) -> None:
-    said, rows = artifacts.read_json(paths.EVALUATION), holdout_rows()[0]
+def test_evaluate_slices_and_examples_use_served_threshold(bank: Params) -> None:
+    content, rows = artifacts.read_json(paths.EVALUATION), read_holdout()[0]
     threshold = artifacts.read_json(paths.THRESHOLD)["threshold"]
     scores = pd.read_parquet(paths.SCORES).set_index("interaction_id").loc[rows.index]
-    by_product = {row["slice"]: row for row in said["slices"] if row["by"] == "product"}
-    assert by_product.keys() == set(rows["product"])
-    for name, row in by_product.items():
-        of = rows["product"] == name
-        assert (row["rows"], row["shown"]) == (of.sum(), (scores.loc[of, "probe"] >= threshold).sum())
-    assert by_product["vault"]["note"] == "fewer than 15 answers: not judged"
-    assert {row["by"] for row in said["slices"]} == {
-        *("kind of answer", "product", "line of business", "retrieved chunks", "answer length")
-    }
-    by_kind = {row["slice"]: row["rows"] for row in said["slices"] if row["by"] == "kind of answer"}
-    hedged = [one.answer.startswith("Perhaps") for one in DataStore(paths.DATA).read_interactions(rows.index)]
-    assert {row["slice"]: row["rows"] for row in said["by_kind"]} == by_kind
-    assert by_kind == {"answers": len(rows) - sum(hedged), "refusals": sum(hedged)} and sum(hedged) > 0
-    assert {row["slice"] for row in said["slices"] if row["by"] == "retrieved chunks"} == {"2", "3"}
+    strata: dict[str, dict[str, dict]] = {}
+    for row in content["slices"]:
+        strata.setdefault(row["by"], {})[row["slice"]] = row
+    assert strata.keys() == {"kind of answer", "product", "line of business", "retrieved chunks", "answer length"}
+    assert strata["product"].keys() == set(rows["product"]) and strata["retrieved chunks"].keys() == {"2", "3"}
+    for name, row in strata["product"].items():
+        mask = rows["product"] == name
+        assert (row["rows"], row["shown"]) == (mask.sum(), (scores.loc[mask, "probe"] >= threshold).sum())
+    assert "fewer than 15" in strata["product"]["vault"]["note"]
+    refusals = [row.answer.startswith("Perhaps") for row in DataStore(paths.DATA).read_interactions(rows.index)]
+    by_kind = {row["slice"]: row["rows"] for row in content["by_kind"]}
+    assert by_kind == {"answers": len(rows) - sum(refusals), "refusals": sum(refusals)} and sum(refusals) > 0
+    assert by_kind == {name: row["rows"] for name, row in strata["kind of answer"].items()}
     for kind, (shown, right) in {"caught": (0, 0), "missed": (1, 0), "withheld": (0, 1)}.items():
-        for one in said["examples"][kind]:
-            assert (one["confidence"] >= threshold, rows.loc[one["interaction_id"], "correct"]) == (shown, right)
-    assert said["examples"]["caught"] and said["examples"]["missed"]
-    with_ideal = {one["ideal_answer"] for of in said["examples"].values() for one in of}
-    assert None in with_ideal and len(with_ideal) > 1
+        for example in content["examples"][kind]:
+            correct = rows.loc[example["interaction_id"], "correct"]
+            assert (example["confidence"] >= threshold, correct) == (shown, right)
+    assert content["examples"]["caught"] and content["examples"]["missed"]
+    ideal_answers = {example["ideal_answer"] for examples in content["examples"].values() for example in examples}
+    assert None in ideal_answers and len(ideal_answers) > 1
 
 
-def test_calibration_of_the_served_probe_is_that_of_its_file(bank: Params) -> None:
+def test_evaluate_calibration_is_that_of_the_file(bank: Params) -> None:
     calibration = artifacts.read_json(paths.EVALUATION)["calibration"]
     rows = {row["method"]: row for row in calibration["by_method"]}
     assert calibration["method"] == "isotonic"
@@ -278,31 +239,25 @@ def test_calibration_of_the_served_probe_is_that_of_its_file(bank: Params) -> No
     np.testing.assert_allclose(scores["probability"], scores["probe"] / 2)
 
 
-def test_holdout_of_thumbs_alone_is_an_error(bank: Params) -> None:
-    write_labels("split == 'holdout'", source="thumb")
-    with pytest.raises(AbstainError) as failed:
-        evaluate.stage(bank)
-    assert str(failed.value) == ("no answer of the hold-out was reviewed, and thumbs cannot test: ingest reviews of it")
-
-
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.UndefinedMetricWarning")
 @pytest.mark.parametrize("only", [0, 1])
-def test_holdout_of_one_class_has_no_figure_that_needs_both(bank: Params, only: int) -> None:
+def test_evaluate_one_class_holdout_has_no_auroc(bank: Params, only: int) -> None:
     write_labels("split == 'holdout'", correct=only)
     write_labels("split == 'newest'", split="excluded")
     evaluate.stage(bank)
-    found = artifacts.read_json(paths.METRICS)
-    holdout = found["holdout"]
+    result = artifacts.read_json(paths.METRICS)
+    holdout = result["holdout"]
     assert holdout["base_rate"] == only
     assert {row["auroc"] for row in holdout["scorers"].values()} == {None}
     assert holdout["scorers"]["probe"]["brier"] is not None and holdout["at_threshold"]["precision"] == only
-    notes = {row["note"] for row in artifacts.read_json(paths.EVALUATION)["slices"] if row["slice"] == "cards"}
-    assert notes == {"one class only"}
-    assert found["newest"] == {"rows": 0, "sampled_unevenly": 0, "effective_sample_size": 0.0, "auroc": None}
+    assert result["newest"] == {"rows": 0, "sampled_unevenly": 0, "effective_sample_size": 0.0, "auroc": None}
     assert set(pd.read_parquet(paths.SCORES)["split"]) == {"holdout"}
+    write_labels("split == 'holdout'", source="thumb")
+    with pytest.raises(AbstainError, match="thumbs cannot test"):
+        evaluate.stage(bank)
 
 
-def test_without_scorers_to_compare_the_probes_still_are(bank: Params) -> None:
+def test_evaluate_without_signals_compares_probes(bank: Params) -> None:
     alone = bank.model_copy(update={"scorers": bank.scorers.model_copy(update={"enabled": ()})})
     run_stages(alone, "features", "train_fusion", "evaluate")
     said = artifacts.read_json(paths.EVALUATION)
@@ -311,23 +266,23 @@ def test_without_scorers_to_compare_the_probes_still_are(bank: Params) -> None:
     assert said["neither"] is None
 
 
-def test_ablations_are_of_every_site_and_of_products_with_enough_answers(bank: Params) -> None:
-    found, said = artifacts.read_json(paths.ABLATIONS), artifacts.read_json(paths.EVALUATION)
-    assert said["ablations"] == found["sites"] and said["audits"]["product_left_out"] == found["left_out"]
-    sites = {(row["layer"], row["site"], row["chunks"]): row for row in found["sites"]}
+def test_ablate_evaluates_sites_and_left_out_products(bank: Params) -> None:
+    ablations, content = artifacts.read_json(paths.ABLATIONS), artifacts.read_json(paths.EVALUATION)
+    assert content["ablations"] == ablations["sites"]
+    assert content["audits"]["product_left_out"] == ablations["left_out"]
+    sites = {(row["layer"], row["site"], row["chunks"]): row for row in ablations["sites"]}
     assert list(sites) == [(2, "residual", None), (1, "residual", None), (3, "residual", None), (2, "residual", 1)]
     assert [row["served"] for row in sites.values()] == [True, False, False, False]
     assert len({row["auroc"] for row in sites.values()}) == len({row["out_of_fold"] for row in sites.values()}) == 4
-    # The sweep's architecture is the one that is served: there they are the same probe.
-    own, here = artifacts.read_json(paths.METRICS)["holdout"], sites[2, "residual", None]
-    assert here["auroc"] == pytest.approx(own["scorers"]["probe"]["auroc"])
-    assert here["out_of_fold"] == pytest.approx(artifacts.read_json(paths.PROBE_CHOICE)["out_of_fold"]["linear"])
-    assert {name: here[name] for name in ("precision", "recall", "rouge_shown")} == pytest.approx(
-        {name: own["at_heuristic"][name] for name in ("precision", "recall", "rouge_shown")}
-    )
-    left_out = {row["product"]: row for row in found["left_out"]}
+    # The sweep's architecture is the served one: at the served site it is the same probe.
+    holdout, served = artifacts.read_json(paths.METRICS)["holdout"], sites[2, "residual", None]
+    assert served["auroc"] == pytest.approx(holdout["scorers"]["probe"]["auroc"])
+    assert served["out_of_fold"] == pytest.approx(artifacts.read_json(paths.PROBE_CHOICE)["out_of_fold"]["linear"])
+    for name in ("precision", "recall", "rouge_shown"):
+        assert served[name] == pytest.approx(holdout["at_heuristic"][name])
+    left_out = {row["product"]: row for row in ablations["left_out"]}
     assert list(left_out) == ["cards", "loans", "vault"] and left_out["vault"].keys() == {"product", "rows", "note"}
-    slices = {row["slice"]: row for row in said["slices"] if row["by"] == "product"}
+    slices = {row["slice"]: row for row in content["slices"] if row["by"] == "product"}
     for name in ("cards", "loans"):
         assert left_out[name]["note"] == "" and left_out[name]["auroc"] != left_out[name]["auroc_trained_on_all"]
         assert left_out[name]["auroc_trained_on_all"] == pytest.approx(slices[name]["auroc"])

@@ -1,5 +1,3 @@
-"""Which scorer is chosen by `serve` in params.yaml, apart from the run that it is chosen in."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -17,11 +15,11 @@ COSTS = {"writer": 0.0, "probe": 50.0, "min_log_prob": 80.0, "fusion_one_pass": 
 WHY = {"verbalized": "it reads a prompt of its own"}
 
 
-def serve(**changes: Any) -> ServeParams:
+def make_serve(**changes: Any) -> ServeParams:
     return ServeParams(**{"scorer": "best", "max_forward_tokens": 1000, "current_kind": None} | changes)
 
 
-def found(**values: float) -> dict[str, Estimate]:
+def make_aurocs(**values: float) -> dict[str, Estimate]:
     """Every AUROC; the standard error of a difference is at least 0.01."""
     noise = np.array([0.01, -0.01])
     aurocs = dict.fromkeys(KINDS, 0.6) | values
@@ -31,42 +29,29 @@ def found(**values: float) -> dict[str, Estimate]:
 @pytest.mark.parametrize(
     ("params", "aurocs", "name"),
     [
-        (serve(), {"fusion_one_pass": 0.9}, "fusion_one_pass"),
-        (serve(max_forward_tokens=79), {"fusion_one_pass": 0.9, "probe": 0.8}, "probe"),
-        (serve(max_forward_tokens=80), {"fusion_one_pass": 0.9, "probe": 0.8}, "fusion_one_pass"),
-        (serve(current_kind="probe"), {"fusion_one_pass": 0.8, "probe": 0.795}, "probe"),
-        (serve(current_kind="log_prob"), {"fusion_one_pass": 0.8, "min_log_prob": 0.6}, "fusion_one_pass"),
-        (serve(max_forward_tokens=None), {"fusion_one_pass": 0.9}, "fusion_one_pass"),
-        (serve(current_kind="fusion"), dict.fromkeys(KINDS, float("nan")), "fusion_one_pass"),
-        (serve(scorer="min_log_prob", max_forward_tokens=1), {"probe": 0.9}, "min_log_prob"),
-        (serve(), dict.fromkeys(KINDS, float("nan")), "probe"),
-        (serve(max_forward_tokens=1), dict.fromkeys(KINDS, float("nan")), "writer"),
+        (make_serve(), {"fusion_one_pass": 0.9}, "fusion_one_pass"),
+        (make_serve(max_forward_tokens=79), {"fusion_one_pass": 0.9, "probe": 0.8}, "probe"),
+        (make_serve(max_forward_tokens=80), {"fusion_one_pass": 0.9, "probe": 0.8}, "fusion_one_pass"),
+        (make_serve(current_kind="probe"), {"fusion_one_pass": 0.8, "probe": 0.795}, "probe"),
+        (make_serve(current_kind="log_prob"), {"fusion_one_pass": 0.8, "min_log_prob": 0.6}, "fusion_one_pass"),
+        (make_serve(max_forward_tokens=None), {"fusion_one_pass": 0.9}, "fusion_one_pass"),
+        (make_serve(current_kind="fusion"), dict.fromkeys(KINDS, float("nan")), "fusion_one_pass"),
+        (make_serve(scorer="min_log_prob", max_forward_tokens=1), {"probe": 0.9}, "min_log_prob"),
+        (make_serve(), dict.fromkeys(KINDS, float("nan")), "probe"),
+        (make_serve(max_forward_tokens=1), dict.fromkeys(KINDS, float("nan")), "writer"),
     ],
 )
-def test_the_rule(params: ServeParams, aurocs: dict[str, float], name: str) -> None:
-    assert choose_served_scorer(params, KINDS, COSTS, found(**aurocs), WHY) == name
+def test_choose_served_scorer_follows_serve_params(params: ServeParams, aurocs: dict[str, float], name: str) -> None:
+    assert choose_served_scorer(params, KINDS, COSTS, make_aurocs(**aurocs), WHY) == name
 
 
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        (
-            serve(scorer="verbalized"),
-            "serve.scorer: verbalized is not servable, it reads a prompt of its own: take one of",
-        ),
-        (
-            serve(scorer="nothing"),
-            "serve.scorer: nothing is not servable, there is no such scorer in this run: take one",
-        ),
-    ],
-)
-def test_what_cannot_be_served_is_named_with_the_reason(params: ServeParams, message: str) -> None:
-    with pytest.raises(AbstainError) as wrong:
-        choose_served_scorer(params, KINDS, COSTS, found(), WHY)
-    assert str(wrong.value).startswith(message) and str(wrong.value).endswith(", ".join(KINDS))
+@pytest.mark.parametrize(("scorer", "reason"), [("verbalized", WHY["verbalized"]), ("nothing", "no such scorer")])
+def test_choose_served_scorer_unservable_raises(scorer: str, reason: str) -> None:
+    with pytest.raises(AbstainError, match=f"serve.scorer: {scorer} .*{reason}.*{', '.join(KINDS)}$"):
+        choose_served_scorer(make_serve(scorer=scorer), KINDS, COSTS, make_aurocs(), WHY)
 
 
-def test_a_budget_below_everything_names_the_least() -> None:
+def test_choose_served_scorer_small_budget_names_cheapest() -> None:
     costs = COSTS | {"writer": 90.5}
     with pytest.raises(AbstainError, match="raise it to 50, for probe$"):
-        choose_served_scorer(serve(max_forward_tokens=49), KINDS, costs, found(), WHY)
+        choose_served_scorer(make_serve(max_forward_tokens=49), KINDS, costs, make_aurocs(), WHY)

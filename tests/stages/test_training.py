@@ -1,5 +1,3 @@
-"""What may reach a fit: training answers alone, and of these none that a confidence is out of fold for."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -8,29 +6,28 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from abstain.config.params import Params, ProbeParams
+from abstain.config.params import Params
 from abstain.core import paths
 from abstain.core.errors import AbstainError
 from abstain.core.labels import Labels
 from abstain.data.store.splits import select_reviewed
-from abstain.learning.estimators import cross_validation
 from abstain.learning.estimators.fusion import Fusion, fit_fusion
-from abstain.learning.estimators.probe_registry import ProbeSpec, load_probe
-from abstain.learning.estimators.probes.linear import LinearProbe
+from abstain.learning.estimators.probe_registry import load_probe
 from abstain.learning.metrics.weighted_metrics import auroc, row_weights
-from abstain.stages.report import __main__ as report
 from abstain.stages.shared import artifacts
 from abstain.stages.shared.states import load_labelled_states
-from abstain.stages.train_fusion import __main__ as train_fusion
 from abstain.stages.train_probe import __main__ as train_probe
 from abstain.stages.tune_threshold import __main__ as tune_threshold
 from tests.data.builders import bytes_of
-from tests.stages.conftest import Finished, write_labels
+from tests.stages.conftest import Finished, run_stages, write_labels
 from tests.tolerance import tolerance
 
 pytestmark = pytest.mark.slow
 
-FITTED = (paths.PROBE, paths.OUT_OF_FOLD, paths.FUSIONS, paths.FUSION_OUT_OF_FOLD, paths.TRAINING, paths.PROBE_CHOICE)
+FITTED = (
+    *(paths.PROBE, paths.OUT_OF_FOLD, paths.FUSIONS, paths.FUSION_OUT_OF_FOLD, paths.TRAINING, paths.PROBE_CHOICE),
+    *(paths.SIGNALS, paths.REGRESSOR_SCORES),
+)
 TUNED = (paths.THRESHOLD, paths.CALIBRATION)
 
 
@@ -38,51 +35,45 @@ def with_probe(params: Params, **changes: object) -> Params:
     return params.model_copy(update={"probe": params.probe.model_copy(update=changes)})
 
 
-def turn(frame: pd.DataFrame, splits: Sequence[str]) -> None:
+def invert_labels(frame: pd.DataFrame, splits: Sequence[str]) -> None:
     """Write `frame` with right and wrong exchanged in `splits`."""
     turned = frame.assign(correct=frame["correct"].where(~frame["split"].isin(splits), 1 - frame["correct"]))
     turned.to_parquet(paths.DATASET, index=False)
 
 
-def out_of_fold() -> pd.DataFrame:
+def read_out_of_fold() -> pd.DataFrame:
     return pd.read_parquet(paths.OUT_OF_FOLD).set_index("interaction_id")
 
 
-def fit(params: Params) -> None:
-    train_probe.stage(params)
-    train_fusion.stage(params)
-
-
-def test_labels_outside_the_training_split_reach_no_fit(finished: Finished, bank: Params) -> None:
-    turn(artifacts.read_dataset_frame(), ["validation", "holdout", "newest"])
-    for name in (*FITTED, paths.PROBES / "lstm.safetensors"):
+def test_fits_use_training_labels_only(finished: Finished, bank: Params) -> None:
+    invert_labels(artifacts.read_dataset_frame(), ["validation", "holdout", "newest"])
+    for name in FITTED:
         name.write_bytes(b"old")
-    fit(bank)
+    run_stages(bank, "features", "train_regressors", "train_probe", "train_fusion")
     assert [str(file) for file in FITTED if file.read_bytes() != (finished.root / file).read_bytes()] == []
-    assert bytes_of(paths.PROBES) == bytes_of(finished.root / paths.PROBES) and len(bytes_of(paths.PROBES)) == 2
+    for folder, count in ((paths.PROBES, 2), (paths.REGRESSORS, 4)):
+        assert bytes_of(folder) == bytes_of(finished.root / folder) and len(bytes_of(folder)) == count
 
 
 @pytest.mark.parametrize(("splits", "same"), [(["holdout", "newest"], True), (["validation"], False)])
-def test_the_threshold_and_the_calibration_are_those_of_the_validation_split(
-    bank: Params, splits: list[str], same: bool
-) -> None:
+def test_tune_threshold_uses_validation_labels_only(bank: Params, splits: list[str], same: bool) -> None:
     changes = {"target": 0.2, "on_infeasible": "heuristic"}
     lenient = bank.model_copy(update={"threshold": bank.threshold.model_copy(update=changes)})
     tune_threshold.stage(lenient)
     before = [file.read_bytes() for file in TUNED]
-    turn(artifacts.read_dataset_frame(), splits)
+    invert_labels(artifacts.read_dataset_frame(), splits)
     for file in TUNED:
         file.write_bytes(b"old")
     tune_threshold.stage(lenient)
     assert [file.read_bytes() == old for file, old in zip(TUNED, before, strict=True)] == [same, same]
 
 
-def test_a_groups_own_labels_do_not_reach_its_out_of_fold_confidences(bank: Params) -> None:
+def test_train_probe_out_of_fold_ignores_own_labels(bank: Params) -> None:
     """One right and one wrong answer of a group exchange labels, so that folds stay as they were; probes go one epoch,
     so that how far they go is the same."""
     short = with_probe(bank, architectures=("lstm",), max_epochs=1)
     train_probe.stage(short)
-    frame, before, probe = artifacts.read_dataset_frame(), out_of_fold()["lstm"], paths.PROBE.read_bytes()
+    frame, before, probe = artifacts.read_dataset_frame(), read_out_of_fold()["lstm"], paths.PROBE.read_bytes()
     readable, _ = load_labelled_states()
     assert before.index.tolist() == readable.loc[readable["split"] == "train", "interaction_id"].tolist()
     learnt = frame[frame["interaction_id"].isin(before.index) & (frame["source"] == "review")]
@@ -93,7 +84,7 @@ def test_a_groups_own_labels_do_not_reach_its_out_of_fold_confidences(bank: Para
         frame.loc[at, "correct"] = 1 - right
     frame.to_parquet(paths.DATASET, index=False)
     train_probe.stage(short)
-    after = out_of_fold()["lstm"]
+    after = read_out_of_fold()["lstm"]
     own = frame.loc[(frame["group"] == group) & frame["interaction_id"].isin(before.index), "interaction_id"]
     assert len(own) > 2
     near = np.isclose(after, before, rtol=tolerance(np.float32), atol=tolerance(np.float32))
@@ -102,13 +93,13 @@ def test_a_groups_own_labels_do_not_reach_its_out_of_fold_confidences(bank: Para
     assert 0.5 < (~near).mean() < 0.8 and paths.PROBE.read_bytes() != probe
 
 
-def test_the_best_probe_is_exported_by_reviewed_training_answers(finished: Finished, bank: Params) -> None:
+def test_train_probe_exports_best_by_reviewed_answers(finished: Finished, bank: Params) -> None:
     choice = artifacts.read_json(paths.PROBE_CHOICE)
     frame = artifacts.read_dataset_frame()
     judged = select_reviewed(frame[frame["split"] == "train"]).set_index("interaction_id")
-    judged = judged.loc[judged.index.isin(out_of_fold().index)]
+    judged = judged.loc[judged.index.isin(read_out_of_fold().index)]
     weight = row_weights(judged["inclusion_probability"].to_numpy())
-    for name, column in out_of_fold().items():
+    for name, column in read_out_of_fold().items():
         expected = auroc(judged["correct"].to_numpy(), column[judged.index].to_numpy(), weight)
         assert choice["out_of_fold"][name] == expected
     assert choice["requested"] == "best" and choice["exported"] == max(
@@ -125,44 +116,20 @@ def test_the_best_probe_is_exported_by_reviewed_training_answers(finished: Finis
     assert not pd.read_csv(paths.TRAINING).equals(pd.read_csv(finished.root / paths.TRAINING))
 
 
-class LastStateProbe(LinearProbe):
-    """A probe that only this test knows."""
-
-    @classmethod
-    def describe(cls, params: ProbeParams) -> str:
-        return "logistic regression on what a test made up"
-
-
-def test_a_new_probe_is_trained_and_reported(bank: Params, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cross_validation, "PROBES", made_up := {"made_up": ProbeSpec(LastStateProbe)})
-    monkeypatch.setattr(train_probe, "PROBES", made_up)
-    params = with_probe(bank, architectures=("made_up",), export="made_up")
-    train_probe.stage(params)
-    evaluation = artifacts.read_json(paths.EVALUATION)
-    artifacts.write_json(paths.EVALUATION, evaluation | {"probe": artifacts.read_json(paths.PROBE_CHOICE)})
-    report.stage(params)
-    assert "| made_up: logistic regression on what a test made up |" in (paths.REPORT / "report.md").read_text()
-
-
-def test_without_verdicts_of_both_kinds_none_is_the_best(bank: Params) -> None:
-    """Thumbs alone would have a probe trained; which of two is better they cannot say."""
+def test_train_probe_best_without_both_labels_raises(bank: Params) -> None:
     write_labels("split == 'train'", source="thumb")
-    with pytest.raises(AbstainError) as wrong:
+    with pytest.raises(AbstainError, match=r"probe\.export to one of linear, lstm"):
         train_probe.stage(bank)
-    assert str(wrong.value) == (
-        "the best probe is chosen by the reviewed training answers, and these are not of both kinds: "
-        "bring reviews, or set probe.export to one of linear, lstm"
-    )
     train_probe.stage(with_probe(bank, export="linear"))
     assert artifacts.read_json(paths.PROBE_CHOICE)["out_of_fold"] == {"linear": None, "lstm": None}
 
 
-def test_the_fusion_is_of_out_of_fold_confidences_and_signals(bank: Params) -> None:
+def test_train_fusion_uses_out_of_fold_confidences(bank: Params) -> None:
     fusion = Fusion.from_dict(artifacts.read_json(paths.FUSIONS)["fusion"])
-    scores = out_of_fold().join(artifacts.read_signals("asked"))
+    scores = read_out_of_fold().join(artifacts.read_signals("asked"))
     assert set(fusion.names) == set(scores)
     rows = artifacts.read_dataset_frame().set_index("interaction_id").loc[scores.index]
     computed_by_hand = fit_fusion(scores, Labels(*(rows[name].to_numpy() for name in ("correct", "weight", "group"))))
     assert computed_by_hand.fusion == fusion
-    learnt = {*out_of_fold(), "length_only", "writer", *artifacts.read_json(paths.REGRESSOR_SUMMARY)["regressors"]}
+    learnt = {*read_out_of_fold(), "length_only", "writer", *artifacts.read_json(paths.REGRESSOR_SUMMARY)["regressors"]}
     assert max(fusion.coefficients, key=lambda name: fusion.coefficients[name]) in learnt and learnt < set(scores)

@@ -18,7 +18,7 @@ import numpy as np
 from abstain.config.params import PromotionParams
 from abstain.core.codes import Code
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.thresholds.guarantee import Guarantee, HoldoutResult
+from abstain.learning.thresholds.guarantee import MIN_SHOWN_GROUPS, Guarantee, HoldoutResult, can_check
 from abstain.release import degradation_checks
 from abstain.release.evaluation_set import (
     EvaluationSet,
@@ -30,8 +30,6 @@ from abstain.release.evaluation_set import (
 
 GUARANTEE = "guarantee"
 """Name of the check of a candidate without a guarantee that the hold-out can check."""
-MIN_GROUPS = 5
-"""With fewer groups, the variation between groups cannot be estimated."""
 FROZEN_HINT = ", and it is frozen: move split.holdout_frozen_at, or set it to null"
 
 
@@ -103,16 +101,16 @@ def explain_unchecked_guarantee(
 
     Returns:
         The reason and, if known, the number of additional reviews; None if the hold-out shows enough answers in at
-        least `MIN_GROUPS` groups.
+        least `MIN_SHOWN_GROUPS` groups.
     """
     shown = holdout.get_shown_mask(threshold)
     _, n_eff = holdout.compute_precision(shown)
+    n_groups = len(np.unique(holdout.groups[shown]))
+    if can_check(n_eff, n_groups, min_n_eff):
+        return None
     if n_eff >= min_n_eff:
-        n_groups = len(np.unique(holdout.groups[shown]))
-        if n_groups >= MIN_GROUPS:
-            return None
         remedy = FROZEN_HINT if frozen else ": bring reviews about more"
-        reason = f"the hold-out shows answers about {n_groups} documents, {MIN_GROUPS} are needed{remedy}"
+        reason = f"the hold-out shows answers about {n_groups} documents, {MIN_SHOWN_GROUPS} are needed{remedy}"
         return MissingGuarantee(reason, None, n_eff)
     rows = int(shown.sum())
     number = f"{rows}" if round(n_eff, 1) == rows else f"{rows} (n_eff {n_eff:.1f})"
@@ -196,9 +194,9 @@ def _require_evidence(
 ) -> PromotionCheck:
     """Fail if few answers are shown, or answers in few groups, which say nothing about other groups."""
     (check,) = degradation_checks.apply_significance([degradation], params)
-    if n_eff < min_n_eff:
-        return replace(check, passed=False)
-    if degradation.groups < MIN_GROUPS:
-        message = f"{check.message}; about {degradation.groups} documents, {MIN_GROUPS} are needed"
-        return replace(check, passed=False, message=message)
-    return check
+    if can_check(n_eff, degradation.groups, min_n_eff):
+        return check
+    message = check.message
+    if n_eff >= min_n_eff:
+        message = f"{message}; about {degradation.groups} documents, {MIN_SHOWN_GROUPS} are needed"
+    return replace(check, passed=False, message=message)

@@ -10,7 +10,6 @@ python -m abstain.stages.choose_site OUTPUT.json
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.core.result_record import Auroc, ResultRecord
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.state_table import StateTable
 from abstain.learning.evaluation.ablation import compute_out_of_fold_aurocs
@@ -32,15 +32,28 @@ from abstain.llm.signals.registry import build_scorers
 from abstain.stages.shared import artifacts
 
 
-def choose_site(params: Params) -> dict[str, Any]:
+class SiteAuroc(Auroc):
+    """AUROC of a probe on the states of a site, out of fold."""
+
+    layer: int
+    site: str
+
+
+class SiteChoice(ResultRecord):
+    """The chosen site, the number of training `rows` and of `reviewed` ones, and the compared `sites`."""
+
+    layer: int
+    site: str
+    rows: int
+    reviewed: int
+    sites: list[SiteAuroc]
+
+
+def choose_site(params: Params) -> SiteChoice:
     """Choose the site with the best out-of-fold AUROC; within one standard error of it, the shallowest.
 
-    Args:
-        params: All parameters.
-
     Returns:
-        `layer` and `site`, the number of training `rows` and of `reviewed` ones, and the compared `sites`, each with
-        its AUROC and interval.
+        The choice.
 
     Raises:
         AbstainError: No answer fits into the context length, or the training answers are too few for a probe.
@@ -76,16 +89,17 @@ def choose_site(params: Params) -> dict[str, Any]:
             "set llm.layer",
         )
     chosen = choose_cheapest_of_best(aurocs, {site: site.layer for site in sites})
-    return {
-        "layer": chosen.layer,
-        "site": chosen.site,
-        "rows": len(readable),
-        "reviewed": int((readable["source"] == "review").sum()),
-        "sites": [
-            {"layer": site.layer, "site": site.site, **make_interval_columns("auroc", aurocs[site])} for site in sites
+    return SiteChoice(
+        layer=chosen.layer,
+        site=chosen.site,
+        rows=len(readable),
+        reviewed=int((readable["source"] == "review").sum()),
+        sites=[
+            SiteAuroc(layer=site.layer, site=site.site, **make_interval_columns("auroc", aurocs[site]))
+            for site in sites
         ],
-    }
+    )
 
 
 if __name__ == "__main__":
-    artifacts.run_stage(lambda params: artifacts.write_json(Path(sys.argv[1]), choose_site(params)))
+    artifacts.run_stage(lambda params: artifacts.write_json(Path(sys.argv[1]), choose_site(params).to_dict()))

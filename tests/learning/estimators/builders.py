@@ -44,7 +44,7 @@ def ragged(*lengths: int, seed: int = 1) -> list[Tensor]:
     return [5 + 3 * torch.randn(length, D, generator=generator) for length in lengths]
 
 
-def probe_of(architecture: Architecture, seed: int = 0, dropout: float = 0.3) -> Probe:
+def build_probe(architecture: Architecture, seed: int = 0, dropout: float = 0.3) -> Probe:
     """Random weights, large enough for confidences far from a half, and the mean and deviation of `ragged`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -58,7 +58,7 @@ def probe_of(architecture: Architecture, seed: int = 0, dropout: float = 0.3) ->
     return probe.eval()
 
 
-def planted(rows: int, seed: int, strength: float = 1.5) -> TrainingRows:
+def make_planted(rows: int, seed: int, strength: float = 1.5) -> TrainingRows:
     """Ragged noise; in the right answers one direction is raised at one token somewhere, in others lowered."""
     generator = torch.Generator().manual_seed(seed)
     direction = torch.zeros(D)
@@ -73,7 +73,7 @@ def planted(rows: int, seed: int, strength: float = 1.5) -> TrainingRows:
     return TrainingRows(states, correct, torch.ones(rows))
 
 
-def groups_of(rows: int, groups: int = 12) -> np.ndarray:
+def make_groups(rows: int, groups: int = 12) -> np.ndarray:
     """Names of `groups` groups in turns."""
     return np.array([f"g-{row % groups}" for row in range(rows)], dtype=object)
 

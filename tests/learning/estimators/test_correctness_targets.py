@@ -25,38 +25,36 @@ WORDS = st.lists(st.sampled_from(["fee", "card", "loan", "95", "euros", "the", "
 ROWS = st.lists(st.tuples(WORDS, st.lists(WORDS, max_size=3)), max_size=5)
 
 
-def row(names: list[str], answer: str, *references: str) -> list[float]:
+def score_row(names: list[str], answer: str, *references: str) -> list[float]:
     return compute_correctness(names, [answer], [references], BagOfWords()).iloc[0].tolist()
 
 
-def test_a_short_gold_answer_within_a_sentence() -> None:
-    # 2 of the answer's 10 words are the gold answer's 2: precision 2 / 10, recall 1.
-    assert row(ROUGE, CHATTY, GOLD) == pytest.approx([2 * 0.2 / 1.2, 0.2, 2 * 0.2 / 1.2], abs=1e-6)
-    # The same words with another in between, and the other way round.
-    assert row(ROUGE, "euros: 95 of them", GOLD) == pytest.approx([4 / 6, 0.5, 2 / 6], abs=1e-6)
-    # A word that the reference has once is found once.
-    assert row(ROUGE, "euros euros euros", GOLD) == pytest.approx([2 / 5, 1 / 3, 2 / 5], abs=1e-6)
+def test_rouge_targets_match_hand_computation() -> None:
+    """2 of the answer's 10 words are the gold answer's 2: precision 2 / 10, recall 1."""
+    assert score_row(ROUGE, CHATTY, GOLD) == pytest.approx([2 * 0.2 / 1.2, 0.2, 2 * 0.2 / 1.2], abs=1e-6)
+    assert score_row(ROUGE, "euros: 95 of them", GOLD) == pytest.approx([4 / 6, 0.5, 2 / 6], abs=1e-6)
+    assert score_row(ROUGE, "euros euros euros", GOLD) == pytest.approx([2 / 5, 1 / 3, 2 / 5], abs=1e-6)
 
 
 @pytest.mark.slow
-def test_squad_reads_without_case_punctuation_and_articles() -> None:
+def test_squad_targets_match_hand_computation() -> None:
     # annual fee of gold card is 95 euros: 8 words, 2 of them in common.
-    assert row(SQUAD, CHATTY, GOLD) == pytest.approx([0, 4 / 10], abs=1e-6)
-    assert row(SQUAD, "The 95 Euros!", GOLD) == [1, 1]
-    assert row(SQUAD, "95", GOLD) == pytest.approx([0, 2 / 3], abs=1e-6)
-    assert row(SQUAD, "euros 95", GOLD) == [0, 1]
-    assert row(SQUAD, "Η χρέωση", "η χρέωση.") == [1, 1]  # any script
-    assert row(SQUAD, "", GOLD) == row(SQUAD, "...", GOLD) == [0, 0]
-    assert row(["token_f1"], "b c d e f", "b c d e g") == [0.8]  # and not float32's 0.8, which exceeds it
+    assert score_row(SQUAD, CHATTY, GOLD) == pytest.approx([0, 4 / 10], abs=1e-6)
+    assert score_row(SQUAD, "The 95 Euros!", GOLD) == [1, 1]
+    assert score_row(SQUAD, "95", GOLD) == pytest.approx([0, 2 / 3], abs=1e-6)
+    assert score_row(SQUAD, "euros 95", GOLD) == [0, 1]
+    assert score_row(SQUAD, "Η χρέωση", "η χρέωση.") == [1, 1]  # any script
+    assert score_row(SQUAD, "", GOLD) == score_row(SQUAD, "...", GOLD) == [0, 0]
+    assert score_row(["token_f1"], "b c d e f", "b c d e g") == [0.8]  # and not float32's 0.8, which exceeds it
 
 
-def test_cosine_of_vectors_that_can_be_told_from_the_texts() -> None:
-    assert row(["cosine"], "fee fee card", "fee") == pytest.approx([2 / 5**0.5], abs=1e-6)
-    assert row(["cosine"], "fee", "loan") == [0]
-    assert row(["cosine"], "hello", "loan") == [0]  # a vector of zeros is like none
+def test_cosine_target_matches_hand_computation() -> None:
+    assert score_row(["cosine"], "fee fee card", "fee") == pytest.approx([2 / 5**0.5], abs=1e-6)
+    assert score_row(["cosine"], "fee", "loan") == [0]
+    assert score_row(["cosine"], "hello", "loan") == [0]  # a vector of zeros is like none
 
 
-def test_a_negative_cosine_counts_as_nothing() -> None:
+def test_cosine_target_negative_is_zero() -> None:
     class Signed(BagOfWords):
         def encode(self, texts: list[str]) -> Vectors:  # type: ignore[override]
             return np.array([[-1, 0.1] if "no" in text else [1, 0] for text in texts], dtype=np.float32)
@@ -64,7 +62,7 @@ def test_a_negative_cosine_counts_as_nothing() -> None:
     assert compute_correctness(["cosine"], ["no", "no"], [["yes"], ["no"]], Signed())["cosine"].tolist() == [0, 1]
 
 
-def test_each_distinct_text_is_encoded_once() -> None:
+def test_compute_correctness_encodes_each_text_once() -> None:
     encoder = BagOfWords()
     answers = ["fee", "fee", "card", "loan", "  ", "rate"]
     references = [["fee", "card"], ["fee", "fee"], ["loan"], [], ["limit"], [""]]
@@ -75,10 +73,10 @@ def test_each_distinct_text_is_encoded_once() -> None:
 
 
 @pytest.mark.parametrize("names", [ROUGE, ["cosine"], pytest.param(SQUAD, marks=pytest.mark.slow)])
-def test_the_best_reference_counts_for_each_metric_by_itself(names: list[str]) -> None:
+def test_compute_correctness_takes_best_reference_per_metric(names: list[str]) -> None:
     answer, references = "the card fee 95", ["fee", "card fee loan rate limit 95", "", "loan"]
-    alone = [row(names, answer, reference) for reference in references]
-    np.testing.assert_allclose(row(names, answer, *references), np.nanmax(alone, axis=0), atol=LAST_DECIMAL)
+    alone = [score_row(names, answer, reference) for reference in references]
+    np.testing.assert_allclose(score_row(names, answer, *references), np.nanmax(alone, axis=0), atol=LAST_DECIMAL)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +92,7 @@ def test_the_best_reference_counts_for_each_metric_by_itself(names: list[str]) -
     ],
 )
 @pytest.mark.slow
-def test_a_reference_in_which_a_metric_reads_nothing_is_none(reference: str, unread: set[str]) -> None:
+def test_compute_correctness_unreadable_reference_is_ignored(reference: str, unread: set[str]) -> None:
     for answer in ("fee", reference, ""):
         alone = compute_correctness([*METRICS], [answer], [[reference]], BagOfWords()).iloc[0]
         assert {*alone.index[alone.isna()]} == unread
@@ -102,12 +100,12 @@ def test_a_reference_in_which_a_metric_reads_nothing_is_none(reference: str, unr
     assert with_another.tolist() == [1.0] * len(METRICS)
 
 
-def test_an_empty_answer_is_like_nothing_and_no_reference_is_no_figure() -> None:
-    assert row([*ROUGE, "cosine"], "", "fee") == row([*ROUGE, "cosine"], "χρέωση", "fee") == [0, 0, 0, 0]
-    assert np.isnan(row([*ROUGE, "cosine"], "fee")).all()
+def test_compute_correctness_empty_answer_and_no_reference() -> None:
+    assert score_row([*ROUGE, "cosine"], "", "fee") == score_row([*ROUGE, "cosine"], "χρέωση", "fee") == [0, 0, 0, 0]
+    assert np.isnan(score_row([*ROUGE, "cosine"], "fee")).all()
 
 
-def test_the_table_has_a_row_an_answer_and_a_column_a_metric() -> None:
+def test_compute_correctness_table_has_rows_and_metrics() -> None:
     found = compute_correctness(["rougeL", "cosine", "rougeL"], ["fee"] * 3, [["fee"], [], ["card"]], BagOfWords())
     expected = pd.DataFrame({name: [1, np.nan, 0] for name in ("rougeL", "cosine")})
     pd.testing.assert_frame_equal(found, expected)
@@ -115,21 +113,18 @@ def test_the_table_has_a_row_an_answer_and_a_column_a_metric() -> None:
 
 
 @pytest.mark.parametrize("names", [[*ROUGE, "cosine"], pytest.param([*METRICS], marks=pytest.mark.slow)])
-def test_without_rows_there_is_an_empty_table(names: list[str]) -> None:
+def test_compute_correctness_without_rows_is_empty(names: list[str]) -> None:
     found = compute_correctness(names, [], [])
     assert found.shape == (0, len(names)) and [*found] == names
     assert (found.dtypes == np.float64).all()
 
 
-def test_an_unknown_name_is_refused_with_all_that_there_are() -> None:
-    with pytest.raises(AbstainError) as refused:
+def test_compute_correctness_unknown_metric_lists_names() -> None:
+    with pytest.raises(AbstainError, match=f"'bleu'.* {', '.join(METRICS)}"):
         compute_correctness(["cosine", "bleu"], [], [])
-    assert str(refused.value) == (
-        "no correctness metric 'bleu': there are cosine, rouge1_f1, rouge1_precision, rougeL, exact_match, token_f1"
-    )
 
 
-def test_rows_that_do_not_match_are_refused() -> None:
+def test_compute_correctness_wrong_references_raise() -> None:
     with pytest.raises(ValueError, match="shorter"):
         compute_correctness(["rougeL"], ["fee", "card"], [["fee"]])
     with pytest.raises(ValueError, match="longer"):
@@ -138,7 +133,13 @@ def test_rows_that_do_not_match_are_refused() -> None:
         compute_correctness(["rougeL"], ["fee"], ["fee"])  # its letters are not references
 
 
-def hold_on_any_rows(names: list[str], rows: list[tuple[str, list[str]]], another: str) -> None:
+@pytest.mark.heavy
+@pytest.mark.parametrize("names", [[*ROUGE, "cosine"], pytest.param(SQUAD, marks=pytest.mark.slow)])
+@settings(deadline=None, max_examples=50)
+@given(rows=ROWS, another=WORDS)
+def test_compute_correctness_range_identity_and_order(
+    names: list[str], rows: list[tuple[str, list[str]]], another: str
+) -> None:
     answers, references = [answer for answer, _ in rows], [of_row for _, of_row in rows]
     found = compute_correctness(names, answers, references, BagOfWords())
     values = found.to_numpy()
@@ -161,32 +162,18 @@ def hold_on_any_rows(names: list[str], rows: list[tuple[str, list[str]]], anothe
         np.testing.assert_allclose(alone, rouge_l(answers, firsts), atol=1e-6)
 
 
-@pytest.mark.heavy
-@settings(deadline=None, max_examples=50)
-@given(rows=ROWS, another=WORDS)
-def test_range_identity_order_and_the_best_reference(rows: list[tuple[str, list[str]]], another: str) -> None:
-    hold_on_any_rows([*ROUGE, "cosine"], rows, another)
-
-
-@pytest.mark.slow
-@settings(deadline=None, max_examples=50)
-@given(rows=ROWS, another=WORDS)
-def test_so_it_is_with_squad(rows: list[tuple[str, list[str]]], another: str) -> None:
-    hold_on_any_rows(SQUAD, rows, another)
-
-
 @pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(answer=WORDS, reference=WORDS)
-def test_token_f1_is_that_of_the_two_bags_of_words(answer: str, reference: str) -> None:
+def test_token_f1_equals_f1_of_word_bags(answer: str, reference: str) -> None:
     bags = [Counter(word.lower() for word in text.split() if word != "the") for text in (answer, reference)]
     common, total = (bags[0] & bags[1]).total(), bags[0].total() + bags[1].total()
     expected = 2 * common / total if bags[1] else np.nan
-    assert row(["token_f1"], answer, reference) == pytest.approx([expected], abs=1e-6, nan_ok=True)
+    assert score_row(["token_f1"], answer, reference) == pytest.approx([expected], abs=1e-6, nan_ok=True)
 
 
 @pytest.mark.slow
-def test_the_embedded_encoder_puts_a_paraphrase_above_another_fact() -> None:
+def test_cosine_target_prefers_paraphrase() -> None:
     answers = ["It costs 95 euros every year.", "Call the hotline when it is stolen.", CHATTY]
     found = compute_correctness(["cosine"], answers, [["The annual fee is 95 euros."]] * 2 + [[CHATTY]])["cosine"]
     assert found[0] > found[1] + 0.3

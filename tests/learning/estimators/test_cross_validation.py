@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import cache
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -20,32 +21,32 @@ from abstain.learning.estimators.probes.base import Probe, predict_confidence, p
 from abstain.learning.estimators.probes.descent import probe_loss
 from abstain.learning.estimators.training_rows import TrainingRows
 from abstain.learning.metrics.weighted_metrics import auroc
-from tests.learning.estimators.builders import EVERY_KIND, PARAMS, D, Watched, groups_of, planted, weights
+from tests.learning.estimators.builders import EVERY_KIND, PARAMS, D, Watched, make_groups, make_planted, weights
 from tests.tolerance import assert_near
 
 every_kind = pytest.mark.parametrize("architecture", EVERY_KIND)
 FEW = PARAMS.model_copy(update={"max_epochs": 3, "folds": 3})
 QUICK = PARAMS.model_copy(update={"max_epochs": 6, "folds": 3, "learning_rate": 0.03, "batch_size": 16})
 """Enough to learn what is planted in `ROWS` rows: six seeds gave every kind an AUROC of at least 0.77."""
-ROWS, GROUPS = 240, groups_of(240)
+ROWS, GROUPS = 240, make_groups(240)
 
 
 def training_rows() -> TrainingRows:
     """A planted signal, and every third row of weight 0."""
-    train = planted(ROWS, 10)
+    train = make_planted(ROWS, 10)
     train.weight[::3] = 0
     return train
 
 
 @cache
-def fitted_to_planted(architecture: Architecture) -> tuple[FittedProbe, list[tuple[int, int]]]:
+def fit_planted(architecture: Architecture) -> tuple[FittedProbe, list[tuple[int, int]]]:
     """A fit to `training_rows`, and the progress that it reported; read by several tests."""
     seen: list[tuple[int, int]] = []
     fitted = fit_probe(architecture, training_rows(), GROUPS, QUICK, lambda done, total: seen.append((done, total)))
     return fitted, seen
 
 
-def same_to_rounding(fitted: FittedProbe, expected: FittedProbe) -> None:
+def assert_same_fit(fitted: FittedProbe, expected: FittedProbe) -> None:
     assert_near(weights(fitted.probe), weights(expected.probe))
     assert_near(fitted.out_of_fold, expected.out_of_fold)
     assert fitted.history.selected_step == expected.history.selected_step
@@ -54,10 +55,10 @@ def same_to_rounding(fitted: FittedProbe, expected: FittedProbe) -> None:
 
 @pytest.mark.heavy
 @every_kind
-def test_fit_ranks_unseen_rows_of_a_planted_signal(architecture: Architecture) -> None:
+def test_fit_probe_ranks_unseen_rows(architecture: Architecture) -> None:
     """Rows of weight 0 are not trained on, and get their confidence all the same."""
-    fitted, seen = fitted_to_planted(architecture)
-    train, test = training_rows(), planted(200, 3)
+    fitted, seen = fit_planted(architecture)
+    train, test = training_rows(), make_planted(200, 3)
     assert fitted.out_of_fold.shape == (ROWS,) and fitted.out_of_fold.dtype == np.float32
     assert auroc(train.correct.numpy(), fitted.out_of_fold) > 0.75
     assert auroc(train.correct[::3].numpy(), fitted.out_of_fold[::3]) > 0.75
@@ -69,9 +70,9 @@ def test_fit_ranks_unseen_rows_of_a_planted_signal(architecture: Architecture) -
 
 @pytest.mark.heavy
 @every_kind
-def test_fit_is_the_same_to_the_bit_whatever_rows_of_weight_zero_say(architecture: Architecture) -> None:
+def test_fit_probe_ignores_zero_weight_labels_and_global_rng(architecture: Architecture) -> None:
     """Such a label is in no sum; and whatever was drawn in between: a stage's files are hashed."""
-    fitted, _ = fitted_to_planted(architecture)
+    fitted, _ = fit_planted(architecture)
     train = training_rows()
     spoilt = TrainingRows(train.states, torch.where(train.weight > 0, train.correct, 1 - train.correct), train.weight)
     torch.rand(17)
@@ -83,25 +84,23 @@ def test_fit_is_the_same_to_the_bit_whatever_rows_of_weight_zero_say(architectur
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("architecture", ["linear", "pca"])  # whose paths read states each in its own way
-def test_states_that_are_read_on_access_give_the_same_probe(
-    architecture: Architecture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected, _ = fitted_to_planted(architecture)
+def test_fit_probe_lazy_states_give_same_probe(architecture: Architecture, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected, _ = fit_planted(architecture)
     train = training_rows()
     watched = Watched(train.states)
     if architecture == "linear":
-        same_to_rounding(
+        assert_same_fit(
             fit_probe(architecture, TrainingRows(watched, train.correct, train.weight), GROUPS, QUICK), expected
         )
         assert set(watched.read.values()) == {1}, "what fits into memory is read once"
     monkeypatch.setattr(rows_module, "MEMORY_VALUES", 0)
     lazy = fit_probe(architecture, TrainingRows(watched, train.correct, train.weight), GROUPS, QUICK)
-    same_to_rounding(lazy, expected)
+    assert_same_fit(lazy, expected)
 
 
 @pytest.mark.heavy
 @every_kind
-def test_what_identifies_groups_does_not_help_out_of_fold(architecture: Architecture) -> None:
+def test_fit_probe_out_of_fold_sees_no_own_group(architecture: Architecture) -> None:
     """All answers of a group are right or all are wrong, and every state names its group: seen, that is everything."""
     generator = torch.Generator().manual_seed(2)
     names = torch.randn(24, D, generator=generator)
@@ -121,9 +120,8 @@ def test_what_identifies_groups_does_not_help_out_of_fold(architecture: Architec
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("architecture", ["lstm", "linear"])
-def test_one_step_is_kept_for_all_folds_and_for_the_probe_that_is_returned(architecture: Architecture) -> None:
-    """By hand: the paths of the folds and of all rows, at the step that was kept."""
-    train, groups = planted(90, 1), groups_of(90)
+def test_fit_probe_selects_step_of_least_held_out_loss(architecture: Architecture) -> None:
+    train, groups = make_planted(90, 1), make_groups(90)
     train.weight[::2] = 0.4
     fitted = fit_probe(architecture, train, groups, FEW)
     history, entry = fitted.history, PROBES[architecture]
@@ -131,28 +129,24 @@ def test_one_step_is_kept_for_all_folds_and_for_the_probe_that_is_returned(archi
     fold = torch.from_numpy(
         Labels(train.correct.numpy(), train.weight.numpy(), groups).assign_folds(params.folds, params.seed)
     )
-    paths = [entry.probe_class.fit_path(train.subset((fold != f).nonzero().flatten()), params) for f in range(3)]
-    for number, steps in enumerate(zip(*paths, strict=True)):
-        logits = torch.empty(90, 2)
-        for f, step in enumerate(steps):
-            held_out = (fold == f).nonzero().flatten()
-            logits[held_out] = predict_logits(step.probe, train.subset(held_out).states)
-        loss = probe_loss(logits, train.correct, train.weight, params.huber_lambda)
-        assert history.held_out_loss[number] == pytest.approx(float(loss), abs=1e-6)
-        assert history.train_loss[number] == pytest.approx(np.mean([step.train_loss for step in steps]))
-        assert history.step_values[number] == steps[0].value
-        if number == history.selected_step:
-            np.testing.assert_allclose(fitted.out_of_fold, logits.softmax(1)[:, 1], atol=1e-5)
-    assert history.selected_step == int(np.argmin(history.held_out_loss))
-    for number, step in enumerate(entry.probe_class.fit_path(train, params)):
-        if number == history.selected_step:
-            assert_near(weights(step.probe), weights(fitted.probe))
+    logits = torch.empty(90, 2)
+    for f in range(3):
+        held_out = (fold == f).nonzero().flatten()
+        path = entry.probe_class.fit_path(train.subset((fold != f).nonzero().flatten()), params)
+        step = next(islice(path, history.selected_step, None))
+        logits[held_out] = predict_logits(step.probe, train.subset(held_out).states)
+    loss = probe_loss(logits, train.correct, train.weight, params.huber_lambda)
+    assert float(loss) == pytest.approx(min(history.held_out_loss), abs=1e-6)
+    np.testing.assert_allclose(fitted.out_of_fold, logits.softmax(1)[:, 1], atol=1e-5)
+    whole = next(islice(entry.probe_class.fit_path(train, params), history.selected_step, None))
+    assert_near(weights(whole.probe), weights(fitted.probe))
+    assert history.step_values[history.selected_step] == whole.value
 
 
-def test_patience_ends_what_gets_worse() -> None:
+def test_fit_probe_patience_stops_training() -> None:
     """A learning rate at which it overfits noise soon: the end is worse than the best."""
     params = PARAMS.model_copy(update={"learning_rate": 0.03, "max_epochs": 60, "patience": 5, "dropout": 0.0})
-    history = fit_probe("lstm", planted(60, 1, strength=0.2), groups_of(60), params).history
+    history = fit_probe("lstm", make_planted(60, 1, strength=0.2), make_groups(60), params).history
     losses = history.held_out_loss
     assert len(history.step_values) == len(losses) == len(history.train_loss) == history.selected_step + 6 < 60
     assert losses[history.selected_step] == min(losses) < losses[-1]
@@ -162,7 +156,7 @@ def test_patience_ends_what_gets_worse() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["linear", "pca", "lstm"])
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core has no order of sums to change")
-def test_a_fit_is_the_same_on_any_number_of_threads(architecture: Architecture) -> None:
+def test_fit_probe_is_independent_of_thread_count(architecture: Architecture) -> None:
     """Wide states, whose sums are long enough to be shared out among threads."""
     generator = torch.Generator().manual_seed(0)
     states = torch.randn(120, 5, 300, generator=generator)
@@ -172,13 +166,13 @@ def test_a_fit_is_the_same_on_any_number_of_threads(architecture: Architecture) 
         torch.set_num_threads(threads)
         with threadpool_limits(threads):
             found.append(
-                fit_probe(architecture, rows, groups_of(120), FEW.model_copy(update={"max_epochs": 1, "folds": 2}))
+                fit_probe(architecture, rows, make_groups(120), FEW.model_copy(update={"max_epochs": 1, "folds": 2}))
             )
     assert torch.equal(weights(found[0].probe), weights(found[1].probe))
     assert np.array_equal(found[0].out_of_fold, found[1].out_of_fold)
 
 
-def test_gradients_that_vanish_over_a_long_answer_are_no_denormal_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fit_probe_flushes_denormal_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """With which arithmetic is ten times as slow; each fold's thread has a setting of its own."""
     found: list[float] = []
 
@@ -187,25 +181,25 @@ def test_gradients_that_vanish_over_a_long_answer_are_no_denormal_numbers(monkey
         return predict_logits(probe, rows)
 
     monkeypatch.setattr(cross_validation, "predict_logits", noted)
-    fit_probe("attention", planted(60, 1), groups_of(60), FEW.model_copy(update={"max_epochs": 2, "folds": 3}))
+    fit_probe("attention", make_planted(60, 1), make_groups(60), FEW.model_copy(update={"max_epochs": 2, "folds": 3}))
     assert found == [0.0] * 6
 
 
 @pytest.mark.heavy
-def test_weights_of_rows_change_what_is_learnt() -> None:
+def test_fit_probe_follows_heavier_rows() -> None:
     """The same states under contradicting labels: the heavier ones win."""
-    rows, test = planted(100, 1), planted(200, 3)
+    rows, test = make_planted(100, 1), make_planted(200, 3)
     both = TrainingRows([*rows.states] * 2, torch.cat([rows.correct, 1 - rows.correct]), torch.ones(200))
     for heavy in (0, 1):
         both.weight[:100], both.weight[100:] = (1.0, 0.1) if heavy == 0 else (0.1, 1.0)
-        probe = fit_probe("attention", both, groups_of(200, 8), QUICK).probe
+        probe = fit_probe("attention", both, make_groups(200, 8), QUICK).probe
         assert (auroc(test.correct.numpy(), predict_confidence(probe, test.states).numpy()) > 0.5) == (heavy == 0)
 
 
-def test_rows_of_weight_zero_are_left_out_even_where_they_would_fill_a_batch() -> None:
-    train = planted(40, 1)
+def test_fit_probe_zero_weight_batch_is_finite() -> None:
+    train = make_planted(40, 1)
     train.weight[20:] = 0
-    fitted = fit_probe("lstm", train, groups_of(40), FEW.model_copy(update={"batch_size": 2, "max_epochs": 1}))
+    fitted = fit_probe("lstm", train, make_groups(40), FEW.model_copy(update={"batch_size": 2, "max_epochs": 1}))
     assert torch.isfinite(weights(fitted.probe)).all()
     assert np.isfinite([*fitted.history.train_loss, *fitted.history.held_out_loss]).all()
 
@@ -219,20 +213,20 @@ def test_rows_of_weight_zero_are_left_out_even_where_they_would_fill_a_batch() -
         ([], []),
     ],
 )
-def test_one_class_is_an_error_with_a_remedy(correct: list[int], weight: list[float]) -> None:
+def test_fit_probe_one_class_raises(correct: list[int], weight: list[float]) -> None:
     train = TrainingRows([torch.zeros(1, D)] * len(correct), torch.tensor(correct).long(), torch.tensor(weight))
-    with pytest.raises(AbstainError, match=r"^the train split has answers of one class only: bring feedback of both"):
-        fit_probe("linear", train, groups_of(len(correct)), PARAMS)
+    with pytest.raises(AbstainError, match="one class only"):
+        fit_probe("linear", train, make_groups(len(correct)), PARAMS)
 
 
-def test_states_that_are_no_numbers_are_an_error_with_a_remedy() -> None:
-    train = planted(40, 1)
+def test_fit_probe_nan_states_raise() -> None:
+    train = make_planted(40, 1)
     train.states[7][0, 0] = float("nan")
     for architecture in PROBES:
         with pytest.raises(AbstainError, match="set ABSTAIN_DTYPE=float32"):
-            fit_probe(architecture, train, groups_of(40), FEW)
+            fit_probe(architecture, train, make_groups(40), FEW)
 
 
-def test_training_that_diverges_at_once_is_an_error_with_a_remedy() -> None:
-    with pytest.raises(AbstainError, match=r"^training of attention diverged: lower probe.learning_rate$"):
-        fit_probe("attention", planted(40, 1), groups_of(40), FEW.model_copy(update={"learning_rate": 1e38}))
+def test_fit_probe_diverging_training_raises() -> None:
+    with pytest.raises(AbstainError, match=r"attention.*probe\.learning_rate"):
+        fit_probe("attention", make_planted(40, 1), make_groups(40), FEW.model_copy(update={"learning_rate": 1e38}))

@@ -14,7 +14,7 @@ from abstain.core.labels import Labels
 from abstain.learning.estimators.fusion import REGULARIZATION_STRENGTHS, Fusion, fit_fusion
 
 
-def table(rows: int = 600, seed: int = 0) -> tuple[pd.DataFrame, Labels]:
+def make_table(rows: int = 600, seed: int = 0) -> tuple[pd.DataFrame, Labels]:
     """Two scores that know different halves of the truth, one that knows nothing, and one that never changes."""
     generator = np.random.default_rng(seed)
     first, second = generator.normal(size=(2, rows))
@@ -30,24 +30,24 @@ def table(rows: int = 600, seed: int = 0) -> tuple[pd.DataFrame, Labels]:
     return scores, Labels(correct, np.ones(rows), generator.integers(40, size=rows))
 
 
-def test_it_knows_more_than_each_of_its_parts() -> None:
-    fusion = fit_fusion(*table()).fusion
-    scores, labels = table(seed=1)
+def test_fit_fusion_beats_its_components() -> None:
+    fusion = fit_fusion(*make_table()).fusion
+    scores, labels = make_table(seed=1)
     fused = roc_auc_score(labels.correct, fusion.score(scores))
     assert fused > max(roc_auc_score(labels.correct, scores[name]) for name in ("one", "two")) + 0.05
     assert abs(fusion.coefficients["noise"]) < 0.2 * min(fusion.coefficients[name] for name in ("one", "two"))
     assert "flat" not in fusion.names
 
 
-def test_no_score_is_heard_as_its_opposite() -> None:
-    scores, labels = table()
+def test_fit_fusion_has_no_negative_coefficient() -> None:
+    scores, labels = make_table()
     upside_down = scores.assign(one=1 - scores["one"])  # turned round, it would tell half of the truth
     fusion, without = fit_fusion(upside_down, labels).fusion, fit_fusion(scores.drop(columns="one"), labels).fusion
     assert fusion.coefficients["one"] == 0 < fusion.coefficients["two"]
     assert fusion.score(upside_down) == pytest.approx(without.score(scores), abs=1e-6)
 
 
-def test_its_regularisation_is_chosen_by_groups_that_it_was_not_fitted_to() -> None:
+def test_fit_fusion_regularization_is_chosen_out_of_fold() -> None:
     """Scores that know each group's verdict by heart, and nothing of other groups."""
     generator = np.random.default_rng(3)
     groups = np.repeat(np.arange(30), 10)
@@ -57,8 +57,8 @@ def test_its_regularisation_is_chosen_by_groups_that_it_was_not_fitted_to() -> N
 
 
 @pytest.mark.parametrize("weights", [np.ones(600), np.random.default_rng(5).random(600)])
-def test_where_no_bound_holds_it_is_scikit_learns_logistic_regression(weights: np.ndarray) -> None:
-    scores, labels = table()
+def test_fit_fusion_unbounded_matches_scikit_learn(weights: np.ndarray) -> None:
+    scores, labels = make_table()
     labels = Labels(labels.correct, weights, labels.groups)
     fusion = fit_fusion(scores[["one", "two"]], labels).fusion
     logit = np.log(scores[["one", "two"]] / (1 - scores[["one", "two"]]))
@@ -67,8 +67,8 @@ def test_where_no_bound_holds_it_is_scikit_learns_logistic_regression(weights: n
     assert [*fusion.coefficient, fusion.intercept] == pytest.approx([*model.coef_[0], *model.intercept_], abs=1e-4)
 
 
-def test_the_number_of_threads_changes_not_one_bit() -> None:
-    scores, labels = table(3000)
+def test_fit_fusion_is_independent_of_thread_count() -> None:
+    scores, labels = make_table(3000)
     found = set()
     for threads in (1, 2):
         with threadpool_limits(threads):
@@ -76,35 +76,31 @@ def test_the_number_of_threads_changes_not_one_bit() -> None:
     assert len(found) == 1
 
 
-def test_a_missing_score_counts_for_nothing_but_that_it_is_missing() -> None:
-    scores, labels = table()
+def test_fusion_missing_scores_give_finite_confidence() -> None:
+    scores, labels = make_table()
     scores.loc[::7, "noise"] = np.nan
     fusion = fit_fusion(scores, labels).fusion
-    one = scores.iloc[[1]].copy()
-    found = {}
-    for noise in (0.01, 0.99, np.nan):
-        found[noise] = float(fusion.score(one.assign(noise=noise))[0])
-    assert np.isfinite(list(found.values())).all()
-    only_gone = fusion.score(scores.assign(**dict.fromkeys(fusion.names, np.nan)))
-    assert len(set(only_gone)) == 1 and 0 < only_gone[0] < 1
+    assert np.isfinite([fusion.score(scores.iloc[[1]].assign(noise=noise)) for noise in (0.01, 0.99, np.nan)]).all()
+    (without_scores,) = set(fusion.score(scores.assign(**dict.fromkeys(fusion.names, np.nan))))
+    assert 0 < without_scores < 1
 
 
-def test_answers_that_were_always_unscored_when_wrong_teach_it_that() -> None:
-    scores, labels = table()
+def test_fit_fusion_learns_from_missing_scores() -> None:
+    scores, labels = make_table()
     scores = scores.assign(told=np.where(labels.correct == 1, np.random.default_rng(2).random(600), np.nan))
     fusion = fit_fusion(scores, labels).fusion
     assert fusion.missing_coefficient[fusion.names.index("told")] < -0.2
 
 
-def test_it_survives_json_to_the_last_bit() -> None:
-    scores, labels = table(100)
+def test_fusion_survives_json() -> None:
+    scores, labels = make_table(100)
     fusion = fit_fusion(scores, labels).fusion
     again = Fusion.from_dict(json.loads(json.dumps(fusion.to_dict())))
     assert again == fusion and np.array_equal(again.score(scores), fusion.score(scores))
 
 
-def test_scores_of_exactly_0_and_1_are_ordinary_numbers_and_one_next_to_0_everywhere_is_none() -> None:
-    scores, labels = table()
+def test_fit_fusion_clips_extremes_and_drops_near_zero() -> None:
+    scores, labels = make_table()
     tiny = scores.assign(tiny=np.random.default_rng(3).random(600) * 9e-5)
     fusion = fit_fusion(tiny, labels).fusion
     assert "tiny" not in fusion.names
@@ -112,18 +108,17 @@ def test_scores_of_exactly_0_and_1_are_ordinary_numbers_and_one_next_to_0_everyw
     assert np.isfinite(fit_fusion(scores.round(), labels).fusion.score(scores.assign(one=0.0))).all()
 
 
-def test_nothing_to_learn_from_is_said() -> None:
-    scores, labels = table(50)
-    with pytest.raises(AbstainError, match="^the train split has answers of one class only"):
+def test_fit_fusion_without_signal_raises() -> None:
+    scores, labels = make_table(50)
+    with pytest.raises(AbstainError, match="one class only"):
         fit_fusion(scores, Labels(np.ones(50), labels.weight, labels.groups))
-    with pytest.raises(AbstainError, match="^no scorer separates any two answers"):
+    with pytest.raises(AbstainError, match="no scorer separates"):
         fit_fusion(scores[["flat"]], labels)
-    assert (
-        fit_fusion(scores, Labels(labels.correct, labels.weight, np.zeros(50))).fusion.strength > 0
-    )  # one group alone
+    one_group = Labels(labels.correct, labels.weight, np.zeros(50))
+    assert fit_fusion(scores, one_group).fusion.strength > 0
 
 
-def test_its_own_confidences_of_training_answers_are_out_of_fold() -> None:
+def test_fit_fusion_training_confidences_are_out_of_fold() -> None:
     """A score that tells every group's own answers apart, and another way in each group, is worth nothing for others."""
     drawn = np.random.default_rng(5)
     groups = np.repeat(np.arange(40), 6)
@@ -136,8 +131,8 @@ def test_its_own_confidences_of_training_answers_are_out_of_fold() -> None:
     assert np.isnan(fit_fusion(scores, one_group).out_of_fold).all()
 
 
-def test_scores_without_a_weight_can_be_left_out() -> None:
-    scores, labels = table()
+def test_fusion_drop_unused_keeps_confidences() -> None:
+    scores, labels = make_table()
     fusion = fit_fusion(scores.assign(opposite=1 - scores["one"]), labels).fusion
     used = fusion.drop_unused()
     assert fusion.coefficients["opposite"] == 0 and set(used.names) == set(fusion.names) - {

@@ -10,7 +10,7 @@ from abstain.learning.estimators.onnx_logistic import OnnxLogistic, fusion_to_on
 FUSION = Fusion(("one", "two"), (0.3, -0.2), (1.5, 0.8), (0.7, 1.2), (-0.4, 0.1), intercept=0.25, strength=1.0)
 
 
-def test_the_file_of_a_fusion_gives_what_the_fusion_does() -> None:
+def test_fusion_to_onnx_matches_fusion() -> None:
     """Scores of 0 and 1, whose log-odds are infinite, and missing ones among them."""
     drawn = np.random.default_rng(0)
     scores = drawn.random((200, 2))
@@ -23,12 +23,8 @@ def test_the_file_of_a_fusion_gives_what_the_fusion_does() -> None:
     assert file.predict(scores[:0]).shape == (0,)
 
 
-def test_the_file_of_a_logistic_regression_gives_its_confidences_and_carries_its_metadata() -> None:
+def test_logistic_to_onnx_matches_formula_with_metadata() -> None:
     inputs = np.random.default_rng(1).normal(size=(50, 3))
     file = OnnxLogistic(logistic_to_onnx((0.5, -1.0, 2.0), -0.3, {"refusals": ["No"]}))
     assert file.metadata == {"refusals": ["No"]}
     np.testing.assert_allclose(file.predict(inputs), 1 / (1 + np.exp(-(inputs @ [0.5, -1.0, 2.0] - 0.3))), rtol=1e-9)
-
-
-def test_equal_fusions_are_equal_bytes() -> None:
-    assert fusion_to_onnx(FUSION) == fusion_to_onnx(Fusion.from_dict(FUSION.to_dict()))

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from abstain.learning.estimators import training_rows as module_under_test
 from abstain.learning.estimators.training_rows import TrainingRows, iter_batches, pad
-from tests.learning.estimators.builders import D, Watched, planted, ragged
+from tests.learning.estimators.builders import D, Watched, make_planted, ragged
 
 lengths = st.lists(st.integers(1, 15), min_size=1, max_size=6)
 
 
 @settings(deadline=None, max_examples=50)
 @given(lengths, st.integers(1, 4), st.integers(1, 200))
-def test_batches_keep_the_order_and_stay_within_rows_and_values(lengths: list[int], most: int, values: int) -> None:
+def test_iter_batches_keeps_order_within_limits(lengths: list[int], most: int, values: int) -> None:
     rows = ragged(*lengths)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module_under_test, "BATCH_VALUES", values)
@@ -32,7 +32,7 @@ def test_batches_keep_the_order_and_stay_within_rows_and_values(lengths: list[in
 
 
 @pytest.mark.parametrize("lengths", [[1], [7], [3, 1, 2]])
-def test_pad_puts_zeros_after_the_end(lengths: list[int]) -> None:
+def test_pad_fills_with_zeros(lengths: list[int]) -> None:
     rows = ragged(*lengths)
     states, ends = pad(rows)
     assert states.shape == (len(lengths), max(lengths), D)
@@ -42,8 +42,8 @@ def test_pad_puts_zeros_after_the_end(lengths: list[int]) -> None:
         assert not padded[end:].any()
 
 
-def test_a_subset_keeps_states_labels_weights_and_lengths_together_and_reads_nothing() -> None:
-    rows = planted(6, 1)
+def test_training_rows_subset_is_consistent_and_lazy() -> None:
+    rows = make_planted(6, 1)
     rows.weight[:] = torch.arange(6)
     watched = Watched(rows.states)
     subset = (
@@ -57,14 +57,6 @@ def test_a_subset_keeps_states_labels_weights_and_lengths_together_and_reads_not
     assert torch.equal(subset.states[1], rows.states[4])
     assert all(torch.equal(a, rows.states[i]) for a, i in zip(subset.states[:5], [0, 4], strict=True))
     assert [len(row) for row in subset.states] == subset.lengths.tolist()
-
-
-def test_lengths_of_any_states_are_known() -> None:
-    rows = planted(6, 1)
-    expected = [len(row) for row in rows.states]
-    assert rows.lengths.tolist() == expected
-    assert TrainingRows(Watched(rows.states), rows.correct, rows.weight).lengths.tolist() == expected
-    assert rows.lengths.dtype == torch.int64
 
 
 class Endless(Sequence):
@@ -82,9 +74,9 @@ class Endless(Sequence):
         return torch.ones(2, D)
 
 
-def test_what_fits_is_held_in_memory_and_what_does_not_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_into_memory_loads_only_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module_under_test, "MEMORY_VALUES", 10 * 2 * D)
-    few = planted(3, 1)
+    few = make_planted(3, 1)
     watched = TrainingRows(Watched(few.states), few.correct, few.weight)
     held = watched.load_into_memory()
     assert isinstance(held.states, list)

@@ -3,37 +3,35 @@ from __future__ import annotations
 import pandas as pd
 
 from abstain.learning.evaluation.examples import CHARACTERS, EXAMPLES, select_examples
+from abstain.learning.evaluation.records import Example
 
 
-def rows(correct: list[int], confidence: list[float]) -> pd.DataFrame:
-    count = len(correct)
-    return pd.DataFrame(
-        {
-            "interaction_id": [f"i-{at}" for at in range(count)],
-            "product": "gold",
-            "question": "Why?",
-            "answer": ["x" * (CHARACTERS + 5)] * count,
-            "ideal_answer": pd.Series([None] * count, dtype=object),
-            "correct": correct,
-            "confidence": confidence,
-            "probability": confidence,
-        }
+def make_rows(correct: list[int], confidence: list[float]) -> pd.DataFrame:
+    rows = pd.DataFrame({"correct": correct, "confidence": confidence, "probability": confidence})
+    return rows.assign(
+        interaction_id=[f"i-{i}" for i in range(len(rows))],
+        product="gold",
+        question="Why?",
+        answer="x" * (CHARACTERS + 5),
+        ideal_answer=pd.Series([None] * len(rows), dtype=object),
     )
 
 
-def test_each_kind_is_what_it_says_surest_first() -> None:
-    found = select_examples(rows([0, 0, 0, 1, 1, 0], [0.1, 0.7, 0.9, 0.2, 0.8, 0.3]), 0.5)
-    named = {kind: [one["interaction_id"] for one in of] for kind, of in found.items()}
-    assert named == {"caught": ["i-0", "i-5"], "missed": ["i-2", "i-1"], "withheld": ["i-3"]}
+def list_ids(examples: list[Example]) -> list[str]:
+    return [example.interaction_id for example in examples]
 
 
-def test_they_are_few_and_short_and_the_same_each_time() -> None:
-    table = rows([0] * 20, [0.1] * 20)
-    found = select_examples(table, 0.5)
-    assert len(found["caught"]) == EXAMPLES and found["missed"] == [] and found["withheld"] == []
-    assert all(len(one["answer"]) == CHARACTERS and one["answer"].endswith("…") for one in found["caught"])
-    assert select_examples(table.sample(frac=1, random_state=0), 0.5) == found
+def test_select_examples_ranks_each_kind() -> None:
+    examples = select_examples(make_rows([0, 0, 0, 1, 1, 0, 0], [0.1, 0.7, 0.9, 0.2, 0.8, 0.3, 0.5]), 0.5)
+    assert list_ids(examples.caught) == ["i-0", "i-5"]
+    assert list_ids(examples.missed) == ["i-2", "i-1", "i-6"], "an answer at the threshold is shown"
+    assert list_ids(examples.withheld) == ["i-3"]
 
 
-def test_a_confidence_at_the_threshold_is_shown() -> None:
-    assert [one["interaction_id"] for one in select_examples(rows([0], [0.5]), 0.5)["missed"]] == ["i-0"]
+def test_select_examples_are_few_short_and_reproducible() -> None:
+    rows = make_rows([0] * 20, [0.1] * 20)
+    examples = select_examples(rows, 0.5)
+    assert len(examples.caught) == EXAMPLES and examples.missed == []
+    assert len(examples.caught[0].answer) == CHARACTERS and examples.caught[0].answer.endswith("…")
+    assert examples.caught[0].ideal_answer is None
+    assert select_examples(rows.sample(frac=1, random_state=0), 0.5) == examples

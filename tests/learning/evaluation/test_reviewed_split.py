@@ -6,14 +6,17 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from abstain.learning.evaluation.records import CalibratorMetrics
 from abstain.learning.evaluation.reviewed_split import ReviewedSplit, calibrate_scores, compare_calibrators
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import BootstrapConfig
 from abstain.learning.metrics.calibration import Method, fit_calibrator
 
+RESAMPLES = BootstrapConfig(200, 1)
 
-def judged(rows: int, seed: int, wrong_share: float = 0.4) -> ReviewedSplit:
-    """A scorer that is sure of itself, twice as sure as it may be, and one that is silent but on three answers."""
+
+def make_reviewed(rows: int, seed: int, wrong_share: float = 0.4) -> ReviewedSplit:
+    """A scorer that is twice as sure as it may be, and one that is silent but on three answers."""
     generator = np.random.default_rng(seed)
     correct = (generator.random(rows) > wrong_share).astype(int)
     logit = (2 * correct - 1) + 1.5 * generator.normal(size=rows)
@@ -24,83 +27,76 @@ def judged(rows: int, seed: int, wrong_share: float = 0.4) -> ReviewedSplit:
     return ReviewedSplit(pd.DataFrame({**frame, "group": np.arange(rows) % 15}, index), scores, scores)
 
 
-def test_probabilities_come_from_the_validation_split_and_are_better_ones() -> None:
-    validation, holdout = judged(800, 0), judged(800, 1)
-    found = calibrate_scores(validation, {"holdout": holdout.scores}, "isotonic")["holdout"]
-    assert found.index.equals(holdout.scores.index)
+def compare(holdout: ReviewedSplit, uncalibrated: list[str]) -> dict[str, CalibratorMetrics]:
+    rows = compare_calibrators(make_reviewed(800, 0), holdout, "sure", uncalibrated, RESAMPLES)
+    return {row.method: row for row in rows}
+
+
+def test_calibrate_scores_on_validation_lowers_ece() -> None:
+    holdout = make_reviewed(800, 1)
+    calibrated = calibrate_scores(make_reviewed(800, 0), {"holdout": holdout.scores}, "isotonic")["holdout"]
+    assert calibrated.index.equals(holdout.scores.index)
     before, after = (
-        metrics.ece(holdout.correct, of, holdout.weight)
-        for of in (holdout.get_raw_scores("sure"), found["sure"].to_numpy())
+        metrics.ece(holdout.correct, confidence, holdout.weight)
+        for confidence in (holdout.get_raw_scores("sure"), calibrated["sure"].to_numpy())
     )
     assert after < before / 2
 
 
-def test_a_scorer_that_says_too_little_is_not_calibrated() -> None:
-    validation = judged(200, 0)
-    found = calibrate_scores(validation, {"validation": validation.scores}, "temperature")["validation"]
-    assert list(found) == ["sure"]
+@pytest.mark.parametrize(("wrong_share", "method", "names"), [(0.4, "temperature", ["sure"]), (0.0, "isotonic", [])])
+def test_calibrate_scores_too_few_answers_leave_scorer_out(
+    wrong_share: float, method: Method, names: list[str]
+) -> None:
+    validation = make_reviewed(200, 0, wrong_share)
+    assert list(calibrate_scores(validation, {"validation": validation.scores}, method)["validation"]) == names
 
 
-def test_too_few_answers_of_a_class_calibrate_nothing() -> None:
-    validation = judged(200, 0, wrong_share=0.0)
-    assert calibrate_scores(validation, {"validation": validation.scores}, "isotonic")["validation"].empty
-
-
-def test_every_method_is_measured_on_the_hold_out() -> None:
-    validation, holdout = judged(800, 0), judged(800, 1)
-    rows = compare_calibrators(validation, holdout, "sure", ["sure"], BootstrapConfig(200, 1))
-    by_method = {row["method"]: row for row in rows}
+def test_compare_calibrators_measures_every_method() -> None:
+    holdout = make_reviewed(800, 1)
+    by_method = compare(holdout, ["sure"])
     assert list(by_method) == ["none", "temperature", "isotonic", "venn_abers", "none, sure"]
-    assert by_method["none"]["brier"] == pytest.approx(
-        metrics.brier(holdout.correct, holdout.get_raw_scores("sure"), holdout.weight)
-    )
-    assert all(row["ece_low"] <= row["ece_high"] for row in rows)
-    assert (
-        max(by_method[name]["brier"] for name in ("temperature", "isotonic", "venn_abers")) < by_method["none"]["brier"]
-    )
+    raw = metrics.brier(holdout.correct, holdout.get_raw_scores("sure"), holdout.weight)
+    assert by_method["none"].brier == by_method["none, sure"].brier == pytest.approx(raw)
+    assert all(row.ece_low <= row.ece_high for row in by_method.values())
+    assert max(by_method[name].brier for name in ("temperature", "isotonic", "venn_abers")) < raw
 
 
 @pytest.mark.parametrize("method", ["temperature", "isotonic", "venn_abers"])
-def test_what_is_measured_on_the_hold_out_was_fitted_without_it(method: Method) -> None:
-    validation, holdout = judged(800, 0), judged(300, 1, wrong_share=0.7)
+def test_compare_calibrators_fits_on_validation_only(method: Method) -> None:
+    validation, holdout = make_reviewed(800, 0), make_reviewed(300, 1, wrong_share=0.7)
     fitted = fit_calibrator(method, validation.get_raw_scores("sure"), validation.correct, validation.weight)
     expected = metrics.brier(holdout.correct, fitted.apply(holdout.get_raw_scores("sure")), holdout.weight)
-    found = {row["method"]: row for row in compare_calibrators(validation, holdout, "sure", [], BootstrapConfig(2, 1))}
-    assert found[method]["brier"] == pytest.approx(expected)
+    assert compare(holdout, [])[method].brier == pytest.approx(expected)
 
 
-def test_weights_are_those_of_the_inclusion_probabilities() -> None:
-    assert judged(4, 0).weight.tolist() == [0.5, 1.0, 0.5, 1.0]
-
-
-def test_answers_that_count_keep_their_scores() -> None:
-    whole = judged(300, 0)
-    whole = replace(whole, rows=whole.rows.assign(sampled=np.arange(300) % 3 == 1))
-    counted, apart = whole.split_by_sampling()
-    for part, places in ((counted, np.arange(300) % 3 == 1), (apart, np.arange(300) % 3 != 1)):
-        np.testing.assert_array_equal(part.get_raw_scores("sure"), whole.get_raw_scores("sure")[places])
-        np.testing.assert_array_equal(part.get_probabilities("sure"), whole.get_probabilities("sure")[places])
-        np.testing.assert_array_equal(part.correct, whole.correct[places])
+def test_reviewed_split_parts_keep_their_rows_and_weights() -> None:
+    whole = make_reviewed(300, 0)
+    mask = np.arange(300) % 3 == 1
+    whole = replace(whole, rows=whole.rows.assign(sampled=mask))
+    sampled, self_selected = whole.split_by_sampling()
+    for part, rows in ((sampled, mask), (self_selected, ~mask), (whole.subset(mask), mask)):
+        np.testing.assert_array_equal(part.get_raw_scores("sure"), whole.get_raw_scores("sure")[rows])
+        np.testing.assert_array_equal(part.get_probabilities("sure"), whole.get_probabilities("sure")[rows])
+        np.testing.assert_array_equal(part.correct, whole.correct[rows])
     assert len(whole.split_by_sampling(sampled_only=False)[0].rows) == 300
+    assert whole.subset(np.arange(300) % 2 == 0).weight.tolist() == [0.5] * 150, "not scaled anew"
 
 
-def test_what_is_shown_has_an_interval_around_its_precision_and_error_rate() -> None:
-    part = judged(400, 2)
-    bounds = part.summarize_shown("sure", 0.5, BootstrapConfig(200, 1))
-    shown = part.get_raw_scores("sure") >= 0.5
-    precision = metrics.weighted_mean(part.correct[shown], part.weight[shown])
-    assert bounds["precision_low"] < precision < bounds["precision_high"]
-    assert (
-        bounds["error_rate_low"]
-        < metrics.weighted_mean(shown * (1 - part.correct), part.weight)
-        < bounds["error_rate_high"]
-    )
-    assert bounds["shown"] == shown.sum() > bounds["shown_n_eff"] > 0.8 * shown.sum()
+def test_evaluate_served_counts_shown_with_intervals() -> None:
+    reviewed = make_reviewed(400, 2)
+    point = reviewed.evaluate_served("sure", 0.5, RESAMPLES)
+    shown = reviewed.get_raw_scores("sure") >= 0.5
+    error_rate = metrics.weighted_mean(shown * (1 - reviewed.correct), reviewed.weight)
+    assert point.precision == metrics.weighted_mean(reviewed.correct[shown], reviewed.weight[shown])
+    assert point.precision_low < point.precision < point.precision_high
+    assert point.error_rate_low < error_rate < point.error_rate_high
+    assert point.shown == shown.sum() > point.shown_n_eff > 0.8 * shown.sum()
+    assert point.shown_groups == 15
 
 
-def test_where_all_that_is_shown_is_right_there_is_no_interval() -> None:
-    part = judged(400, 2)
-    best = part.get_raw_scores("sure")[part.correct == 1].max()
-    found = part.summarize_shown("sure", best, BootstrapConfig(200, 1))
-    assert found["shown"] == 1 == found["shown_n_eff"]
-    assert all(np.isnan(value) for name, value in found.items() if name.endswith(("_low", "_high")))
+def test_evaluate_served_all_shown_correct_has_no_interval() -> None:
+    reviewed = make_reviewed(400, 2)
+    best = reviewed.get_raw_scores("sure")[reviewed.correct == 1].max()
+    point = reviewed.evaluate_served("sure", best, RESAMPLES)
+    assert (point.shown, point.shown_n_eff, point.shown_groups) == (1, 1, 1)
+    assert {point.precision_low, point.precision_high, point.error_rate_low, point.error_rate_high} == {None}

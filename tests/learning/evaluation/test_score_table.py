@@ -11,77 +11,73 @@ from abstain.learning.estimators.fusion import Fusion
 from abstain.learning.estimators.onnx_probe import OnnxProbe
 from abstain.learning.estimators.probes.base import predict_confidence
 from abstain.learning.evaluation.score_table import ScoreTable
-from tests.learning.estimators.builders import D, probe_of, write_mean_probe
+from tests.learning.estimators.builders import D, build_probe, write_mean_probe
 from tests.tolerance import assert_near
 
 PROBE_NAMES: tuple[Architecture, ...] = ("linear", "lstm")
 FUSED = ("linear", "entropy", "lstm")
+KINDS = {
+    "probe": "served probe",
+    "fusion": "fusion",
+    "entropy": "signal",
+    "length_only": "baseline",
+    "lstm": "probe",
+    "base_rate": "baseline",
+}
 
 
 @pytest.fixture(scope="module")
 def scorers(tmp_path_factory: pytest.TempPathFactory) -> ScoreTable:
-    """The exported file is another probe than the linear one of the table, so that they can be told apart."""
+    """The exported file is another probe than the linear one of the table, so that they differ."""
     file = write_mean_probe(tmp_path_factory.mktemp("probe") / "probe.onnx", D, {"architecture": "linear"})
     fusion = Fusion(FUSED, (0.0,) * 3, (1.0,) * 3, (0.5, 1.0, -0.25), (0.0, 2.0, 0.0), intercept=0.1, strength=1.0)
-    probes = {name: probe_of(name, seed) for seed, name in enumerate(PROBE_NAMES)}
+    probes = {name: build_probe(name, seed) for seed, name in enumerate(PROBE_NAMES)}
     return ScoreTable("probe", OnnxProbe(file), probes, {"fusion": fusion}, base_rate=0.6)
 
 
-def made_up(rows: int) -> tuple[list[Tensor], pd.DataFrame]:
+def make_inputs(rows: int) -> tuple[list[Tensor], pd.DataFrame]:
     generator = torch.Generator().manual_seed(3)
-    states = [torch.randn(1 + at % 3, D, generator=generator) for at in range(rows)]
-    index = pd.Index([10 * at for at in range(rows)])
+    states = [torch.randn(1 + i % 3, D, generator=generator) for i in range(rows)]
     signals = {"entropy": np.linspace(0.1, 0.9, rows), "length_only": 0.5}
-    return states, pd.DataFrame(signals, index)
+    return states, pd.DataFrame(signals, pd.Index([10 * i for i in range(rows)]))
 
 
-def test_the_exported_probe_stands_there_once_with_the_confidences_of_its_file(scorers: ScoreTable) -> None:
-    states, signals = made_up(7)
+def test_build_table_exported_probe_has_scores_of_its_file(scorers: ScoreTable) -> None:
+    states, signals = make_inputs(7)
     table = scorers.build_table(states, signals)
-    assert list(table) == ["probe", "fusion", "entropy", "length_only", "lstm", "base_rate"]
+    assert list(table) == list(KINDS)
     assert table.index.equals(signals.index) and set(table.dtypes) == {np.dtype(float)}
-    expected = [1 / (1 + np.exp(-float(row.mean()))) for row in states]
-    np.testing.assert_allclose(table["probe"], expected, rtol=1e-6)
-    assert_near(table["probe"], scorers.exported.predict(states))
+    np.testing.assert_allclose(table["probe"], [1 / (1 + np.exp(-float(row.mean()))) for row in states], rtol=1e-6)
     assert_near(table["lstm"], predict_confidence(scorers.probes["lstm"], states))
     pd.testing.assert_frame_equal(table[list(signals)], signals)
     assert (table["base_rate"] == 0.6).all()
 
 
-def test_the_fusion_uses_the_probes_that_it_was_fitted_with(scorers: ScoreTable) -> None:
-    """Those of the table, not the file: it learnt from out-of-fold confidences of that architecture."""
-    states, signals = made_up(7)
+def test_build_table_fusion_combines_fitted_probes(scorers: ScoreTable) -> None:
+    """Not the file: it learnt from out-of-fold confidences of that architecture."""
+    states, signals = make_inputs(7)
     linear, lstm = (predict_confidence(scorers.probes[name], states).numpy().astype(float) for name in PROBE_NAMES)
     odds = [np.log(p / (1 - p)) for p in (linear, signals["entropy"].to_numpy(), lstm)]
     z = 0.1 + 0.5 * odds[0] + 1.0 * odds[1] - 0.25 * odds[2]
     np.testing.assert_allclose(scorers.build_table(states, signals)["fusion"], 1 / (1 + np.exp(-z)))
 
 
-def test_a_scorer_that_cannot_say_stays_silent_alone(scorers: ScoreTable) -> None:
-    states, signals = made_up(7)
+def test_build_table_missing_score_changes_no_other_scorer(scorers: ScoreTable) -> None:
+    states, signals = make_inputs(7)
     whole = scorers.build_table(states, signals)
     signals.iloc[2, 0] = np.nan
     table = scorers.build_table(states, signals)
     assert table.isna().sum().to_dict() == dict.fromkeys(table, 0) | {"entropy": 1}
     others = [name for name in table if name not in ("entropy", "fusion")]
     pd.testing.assert_frame_equal(table[others], whole[others])
-    assert np.isclose(table["fusion"], whole["fusion"]).tolist() == [at != 2 for at in range(7)]
+    assert np.isclose(table["fusion"], whole["fusion"]).tolist() == [i != 2 for i in range(7)]
 
 
-def test_of_no_answers_there_is_an_empty_table(scorers: ScoreTable) -> None:
-    states, signals = made_up(0)
-    table = scorers.build_table(states, signals)
-    assert table.shape == (0, 6) and list(table) == ["probe", "fusion", "entropy", "length_only", "lstm", "base_rate"]
+def test_build_table_without_rows_is_empty(scorers: ScoreTable) -> None:
+    table = scorers.build_table(*make_inputs(0))
+    assert table.shape == (0, 6) and list(table) == list(KINDS)
 
 
-def test_what_each_of_them_is(scorers: ScoreTable) -> None:
-    states, signals = made_up(2)
+def test_describe_kinds_marks_the_served_scorer(scorers: ScoreTable) -> None:
     assert scorers.architecture == "linear"
-    assert scorers.describe_kinds(list(scorers.build_table(states, signals))) == {
-        "probe": "served probe",
-        "fusion": "fusion",
-        "entropy": "signal",
-        "length_only": "baseline",
-        "lstm": "probe",
-        "base_rate": "baseline",
-    }
+    assert scorers.describe_kinds(list(KINDS)) == KINDS

@@ -11,11 +11,11 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from abstain.learning.metrics import bootstrap as module
 from abstain.learning.metrics.bootstrap import Estimate, bootstrap, paired_difference, percentile_interval
 from abstain.learning.metrics.weighted_metrics import auprc, auroc, brier, weighted_mean
-from tests.learning.evaluation.builders import grouped
+from tests.learning.evaluation.builders import make_grouped
 from tests.tolerance import assert_near
 
 
-def really_drawn(groups: np.ndarray, draws: int, seed: int) -> list[np.ndarray]:
+def draw_rows(groups: np.ndarray, draws: int, seed: int) -> list[np.ndarray]:
     """The rows of every draw: groups drawn with replacement, their rows repeated."""
     generator = np.random.default_rng(seed)
     rows_of = [np.flatnonzero(groups == group) for group in np.unique(groups)]
@@ -25,21 +25,21 @@ def really_drawn(groups: np.ndarray, draws: int, seed: int) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-def test_figures_of_the_draws_are_those_of_rows_really_drawn(weighted: bool) -> None:
-    correct, confidence, groups = grouped(150, 20, 0)
+def test_bootstrap_equals_metrics_of_drawn_rows(weighted: bool) -> None:
+    correct, confidence, groups = make_grouped(150, 20, 0)
     rounded = np.round(confidence, 1)
     weight = np.random.default_rng(1).random(150) if weighted else np.ones(150)
     oracles = {"auroc": (auroc, roc_auc_score), "auprc": (auprc, average_precision_score)}
     figures = {name: partial(ours, correct, rounded) for name, (ours, _) in oracles.items()}
     found = bootstrap(figures, groups, n_resamples=40, seed=5, weight=weight if weighted else None)
     for name, (_, theirs) in oracles.items():
-        expected = [theirs(correct[r], rounded[r], sample_weight=weight[r]) for r in really_drawn(groups, 40, 5)]
+        expected = [theirs(correct[r], rounded[r], sample_weight=weight[r]) for r in draw_rows(groups, 40, 5)]
         assert found[name].resamples == pytest.approx(expected)
         assert found[name].value == pytest.approx(theirs(correct, rounded, sample_weight=weight))
 
 
-def test_draws_are_paired() -> None:
-    correct, confidence, groups = grouped(120, 20, 0)
+def test_bootstrap_statistics_share_resamples() -> None:
+    correct, confidence, groups = make_grouped(120, 20, 0)
     scores = {"a": confidence, "b": confidence.copy(), "worse": 1 - confidence}
     figures = {name: partial(auroc, correct, score) for name, score in scores.items()}
     found = bootstrap(figures, groups, n_resamples=50, seed=5)
@@ -52,8 +52,8 @@ def test_draws_are_paired() -> None:
     )
 
 
-def test_a_paired_difference_is_surer_than_two_intervals_say() -> None:
-    correct, confidence, groups = grouped(400, 50, 3)
+def test_paired_difference_is_narrower_than_two_intervals() -> None:
+    correct, confidence, groups = make_grouped(400, 50, 3)
     worse = confidence + 0.15 * np.random.default_rng(0).normal(size=400)
     figures = {name: partial(auroc, correct, score) for name, score in (("own", confidence), ("other", worse))}
     found = bootstrap(figures, groups, n_resamples=300, seed=0)
@@ -69,7 +69,7 @@ def test_a_paired_difference_is_surer_than_two_intervals_say() -> None:
     assert paired_difference(found["own"], found["own"]).probability_positive == 0  # equal is not better
 
 
-def test_whole_groups_are_drawn() -> None:
+def test_bootstrap_draws_whole_groups() -> None:
     groups = np.repeat(["a", "b", "c"], [1, 10, 100])
     seen: list[np.ndarray] = []
 
@@ -88,8 +88,8 @@ def test_whole_groups_are_drawn() -> None:
     assert len(times) == 10  # all ways of drawing three of three with replacement
 
 
-def test_the_draws_do_not_depend_on_how_many_are_computed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    correct, confidence, groups = grouped(90, 20, 0)
+def test_bootstrap_block_size_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    correct, confidence, groups = make_grouped(90, 20, 0)
     figures = {"auroc": partial(auroc, correct, confidence), "brier": partial(brier, correct, confidence)}
     whole = bootstrap(figures, groups, n_resamples=23, seed=5)
     for cells in (1, 4 * 90, 7 * 90 + 1):
@@ -99,17 +99,7 @@ def test_the_draws_do_not_depend_on_how_many_are_computed_at_once(monkeypatch: p
             assert parts[name].resamples == pytest.approx(estimate.resamples, abs=1e-15)
 
 
-def test_the_interval_of_grouped_answers_is_wider_than_that_of_single_ones() -> None:
-    correct, _, groups = grouped(300, 12, 1)
-
-    def width(by: np.ndarray) -> float:
-        low, high = bootstrap({"share": partial(weighted_mean, correct)}, by, n_resamples=300, seed=0)["share"].interval
-        return high - low
-
-    assert width(groups) > 1.5 * width(np.arange(300))
-
-
-def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+def test_bootstrap_interval_has_nominal_coverage() -> None:
     """95 % intervals of a mean whose truth is known, over 200 data sets: far fewer than 180 hits would be a fault."""
     hits = 0
     for seed in range(200):
@@ -121,8 +111,8 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
     assert 180 <= hits < 200
 
 
-def test_the_bootstrap_carries_the_weights() -> None:
-    correct, confidence, groups = grouped(120, 20, 0)
+def test_bootstrap_weight_equals_repeated_rows() -> None:
+    correct, confidence, groups = make_grouped(120, 20, 0)
     figure = {"a": partial(auroc, correct, confidence)}
     plain = bootstrap(figure, groups, n_resamples=50, seed=5)["a"]
     assert_near(bootstrap(figure, groups, n_resamples=50, seed=5, weight=np.ones(120))["a"].resamples, plain.resamples)
@@ -134,20 +124,21 @@ def test_the_bootstrap_carries_the_weights() -> None:
     assert weighted.value == pytest.approx(expected.value)
 
 
-def test_interval_leaves_a_few_nan_draws_out() -> None:
+def test_percentile_interval_ignores_few_nan() -> None:
     draws = np.array([np.nan, *np.linspace(0, 1, 101), np.nan])
     assert percentile_interval(draws) == (pytest.approx(0.025), pytest.approx(0.975))
     assert percentile_interval(draws, confidence_level=0.5) == (pytest.approx(0.25), pytest.approx(0.75))
-    assert all(math.isnan(bound) for bound in percentile_interval(np.full(3, np.nan)))
+    for interval in (percentile_interval(np.full(3, np.nan)), Estimate(math.nan, np.array([0.1, 0.2])).interval):
+        assert np.isnan(interval).all()
 
 
 @pytest.mark.parametrize(("undefined", "known"), [(5, True), (6, False)])
-def test_what_is_not_defined_in_more_than_one_draw_of_twenty_has_no_interval(undefined: int, known: bool) -> None:
+def test_percentile_interval_too_many_nan_is_undefined(undefined: int, known: bool) -> None:
     draws = np.concatenate([np.linspace(0, 1, 100 - undefined), np.full(undefined, np.nan)])
     assert [math.isfinite(bound) for bound in percentile_interval(draws)] == [known, known]
 
 
-def test_a_draw_of_one_class_is_no_win_and_makes_no_figure_sure() -> None:
+def test_bootstrap_one_class_resamples_give_no_interval() -> None:
     """Two groups of one class each: half of all draws have one class alone."""
     correct, groups = np.array([1, 1, 0, 0]), np.array(["a", "a", "b", "b"])
     found = bootstrap(
@@ -158,12 +149,8 @@ def test_a_draw_of_one_class_is_no_win_and_makes_no_figure_sure() -> None:
     assert found.probability_positive == pytest.approx(1 - np.isnan(found.resamples).mean())
 
 
-def test_a_figure_that_is_not_defined_has_no_interval() -> None:
-    assert all(math.isnan(bound) for bound in Estimate(math.nan, np.array([0.1, 0.2])).interval)
-
-
 @pytest.mark.parametrize("rows", [0, 1, 7])
-def test_less_than_two_groups_say_nothing_about_others(rows: int) -> None:
+def test_bootstrap_single_group_has_no_interval(rows: int) -> None:
     found = bootstrap({"share": partial(weighted_mean, np.ones(rows))}, np.zeros(rows, int), n_resamples=30, seed=0)[
         "share"
     ]

@@ -16,12 +16,12 @@ from abstain.learning.metrics.rouge import rouge, rouge_l
         ("fees", "fee", 0),  # no stemmer
     ],
 )
-def test_rouge_l_is_the_f1_of_the_longest_common_subsequence(answer: str, ideal: str, common: int) -> None:
+def test_rouge_l_is_f1_of_longest_common_subsequence(answer: str, ideal: str, common: int) -> None:
     expected = 2 * common / (len(answer.split()) + len(ideal.split()))
     assert rouge_l([answer], [ideal]) == pytest.approx([expected])
 
 
-def test_precision_is_of_the_answers_words_and_recall_of_the_ideal_ones() -> None:
+def test_rouge_precision_and_recall_match_definition() -> None:
     answers, ideal = ["30 is the fee in euros", "χρέωση"], ["the fee is 30", "the fee is 30"]
     found = {figure: rouge(answers, ideal, "rouge1", figure) for figure in ("precision", "recall", "fmeasure")}
     assert found["precision"] == pytest.approx([4 / 6, 0])
@@ -30,7 +30,7 @@ def test_precision_is_of_the_answers_words_and_recall_of_the_ideal_ones() -> Non
     assert rouge(answers, ideal, "rougeL", "recall") == pytest.approx([2 / 4, 0])  # the fee
 
 
-def test_without_an_ideal_answer_there_is_no_figure() -> None:
+def test_rouge_l_without_ideal_answer_is_nan() -> None:
     found = rouge_l(["a", "a", "a", "a", "b"], [None, float("nan"), "", "ναι", "a"])  # type: ignore[list-item]
     assert np.isnan(found).tolist() == [True, True, True, True, False]
     assert found[-1] == 0
@@ -38,6 +38,6 @@ def test_without_an_ideal_answer_there_is_no_figure() -> None:
     assert rouge_l([], []).shape == (0,)
 
 
-def test_answers_and_ideal_answers_must_be_of_the_same_rows() -> None:
+def test_rouge_l_different_lengths_raise() -> None:
     with pytest.raises(ValueError, match="shorter"):
         rouge_l(["a", "b"], ["a"])

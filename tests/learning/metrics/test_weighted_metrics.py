@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import inspect
 import math
 
 import numpy as np
@@ -14,6 +13,7 @@ from sklearn.metrics import (
     f1_score,
     precision_score,
     recall_score,
+    roc_auc_score,
 )
 
 from abstain.learning.metrics.weighted_metrics import (
@@ -37,45 +37,37 @@ from abstain.learning.metrics.weighted_metrics import (
     weighted_mean,
     withheld_share,
 )
-from tests.learning.evaluation.builders import grouped
+from tests.learning.evaluation.builders import make_grouped
 
 rows = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 20).map(lambda n: n / 20)), min_size=1, max_size=30)
 
 
-def arrays(rows: list[tuple[int, float]]) -> tuple[np.ndarray, np.ndarray]:
+def make_arrays(rows: list[tuple[int, float]]) -> tuple[np.ndarray, np.ndarray]:
     return np.array([y for y, _ in rows]), np.array([c for _, c in rows])
 
 
-def pairs_won(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray) -> float:
-    """AUROC by its definition: over all pairs of a right and a wrong answer, ties count half."""
-    right, wrong = correct == 1, correct == 0
-    ahead = confidence[right][:, None] - confidence[wrong]
-    pairs = weight[right][:, None] * weight[wrong]
-    return float((pairs * (np.sign(ahead) + 1) / 2).sum() / pairs.sum())
-
-
-def test_what_is_not_defined_is_nan() -> None:
+def test_metrics_undefined_is_nan() -> None:
     nothing, ones, zeros = np.array([]), np.ones(3, int), np.zeros(3, int)
     confidence = np.array([0.1, 0.5, 0.9])
-    assert math.isnan(auroc(ones, confidence))
-    assert math.isnan(auroc(zeros, confidence))
-    assert math.isnan(auroc(nothing, nothing))
-    assert math.isnan(auprc(zeros, confidence))
+    undefined = [
+        auroc(ones, confidence),
+        auroc(zeros, confidence),
+        auprc(zeros, confidence),
+        error_recall(ones, confidence, max_withheld_share=0.5),  # there is no error to catch
+        error_recall_over_random(zeros, confidence, max_withheld_share=0.1),  # nothing fits into a tenth of three
+        precision(ones, confidence, threshold=0.95),
+        recall(zeros, confidence),
+        f1(zeros, confidence, threshold=0.95),
+    ]
+    assert np.isnan(undefined).all()
     assert auprc(ones, confidence) == 1
-    assert math.isnan(error_recall(ones, confidence, max_withheld_share=0.5))  # there is no error to catch
-    assert math.isnan(
-        error_recall_over_random(zeros, confidence, max_withheld_share=0.1)
-    )  # nothing fits into a tenth of three
-    assert math.isnan(precision(ones, confidence, threshold=0.95))
-    assert math.isnan(recall(zeros, confidence))
-    assert math.isnan(f1(zeros, confidence, threshold=0.95))
     assert f1(zeros, confidence) == f1(ones, confidence, threshold=0.95) == 0
     for metric in EVERY.values():
         assert math.isnan(metric(nothing, nothing))
         assert np.isnan(metric(nothing, nothing, np.ones((4, 0)))).tolist() == [True] * 4
 
 
-def test_calibration_error_by_hand() -> None:
+def test_ece_matches_hand_computation() -> None:
     """Two bins of 0.1: [0.2, 0.3) with accuracy 1/2, [0.9, 1.0] with accuracy 2/3; 1.0 belongs to the last bin."""
     correct = np.array([1, 0, 1, 1, 0])
     confidence = np.array([0.2, 0.24, 0.9, 0.95, 1.0])
@@ -89,37 +81,32 @@ def test_calibration_error_by_hand() -> None:
 
 
 @given(rows)
-def test_calibration_error_lies_between_the_overall_gap_and_one(rows: list[tuple[int, float]]) -> None:
-    correct, confidence = arrays(rows)
+def test_ece_is_between_overall_gap_and_one(rows: list[tuple[int, float]]) -> None:
+    correct, confidence = make_arrays(rows)
     gap = abs(correct.mean() - confidence.mean())
     assert gap - 1e-9 <= ece(correct, confidence) <= 1
     assert ece(correct, confidence, n_bins=1) == pytest.approx(gap)
     assert sum(b["rows"] for b in reliability(correct, confidence)) == len(rows)
 
 
-def test_risk_and_coverage_by_hand() -> None:
+def test_risk_coverage_matches_hand_computation() -> None:
     correct = np.array([0, 1, 1, 0])
     coverage, risk = risk_coverage(correct, np.array([0.1, 0.9, 0.7, 0.8]))
     assert coverage.tolist() == [0.25, 0.5, 0.75, 1.0]
     assert risk == pytest.approx([0, 1 / 2, 1 / 3, 2 / 4])
     assert aurc(correct, np.array([0.1, 0.9, 0.7, 0.8])) == pytest.approx((0 + 1 / 2 + 1 / 3 + 1 / 2) / 4)
-
-
-def test_tied_answers_are_shown_together_whatever_their_order() -> None:
-    correct, confidence = np.array([1, 0, 0, 1]), np.array([0.5, 0.5, 0.5, 0.9])
-    expected = [0, 2 / 4, 2 / 4, 2 / 4]
-    for order in ([0, 1, 2, 3], [3, 2, 1, 0], [1, 0, 3, 2]):
-        assert risk_coverage(correct[order], confidence[order])[1] == pytest.approx(expected)
+    tied = risk_coverage(np.array([1, 0, 0, 1]), np.array([0.5, 0.5, 0.5, 0.9]))[1]
+    assert tied == pytest.approx([0, 2 / 4, 2 / 4, 2 / 4])
 
 
 @given(rows, st.randoms(use_true_random=False))
-def test_the_curve_ends_at_the_error_rate_and_ignores_the_order(rows: list[tuple[int, float]], random) -> None:
-    correct, confidence = arrays(rows)
+def test_risk_coverage_ignores_order_and_ends_at_error_rate(rows: list[tuple[int, float]], random) -> None:
+    correct, confidence = make_arrays(rows)
     coverage, risk = risk_coverage(correct, confidence)
     assert len(coverage) == len(risk) == len(rows)
     assert (coverage[-1], risk[-1]) == (1, pytest.approx(1 - correct.mean()))
     shuffled = random.sample(rows, len(rows))
-    assert risk_coverage(*arrays(shuffled))[1] == pytest.approx(risk)
+    assert risk_coverage(*make_arrays(shuffled))[1] == pytest.approx(risk)
 
 
 ninths = st.integers(0, 9).map(lambda n: n / 9)
@@ -148,7 +135,7 @@ EVERY = RANKING | PROBABILITY | AT_THRESHOLD
 
 @pytest.mark.heavy
 @given(weighted)
-def test_a_weight_stands_for_that_many_answers(rows: list[tuple[int, float, int]]) -> None:
+def test_metrics_weight_equals_repeated_rows(rows: list[tuple[int, float, int]]) -> None:
     correct, confidence, times = (np.array(column) for column in zip(*rows, strict=True))
     for name, metric in EVERY.items():
         repeated = pytest.approx(metric(np.repeat(correct, times), np.repeat(confidence, times)), nan_ok=True)
@@ -158,7 +145,7 @@ def test_a_weight_stands_for_that_many_answers(rows: list[tuple[int, float, int]
 
 @pytest.mark.heavy
 @given(st.lists(st.tuples(st.integers(0, 1), ninths | st.just(math.nan), *[times] * 3), min_size=1, max_size=20))
-def test_draws_are_computed_together_as_each_is_alone(rows: list[tuple[int, float, float, float, float]]) -> None:
+def test_metrics_resamples_equal_single_weights(rows: list[tuple[int, float, float, float, float]]) -> None:
     correct, confidence, *weights = (np.array(column) for column in zip(*rows, strict=True))
     for name, metric in EVERY.items():
         together = metric(correct, confidence, np.stack(weights))
@@ -176,7 +163,7 @@ def test_draws_are_computed_together_as_each_is_alone(rows: list[tuple[int, floa
 @given(
     st.lists(st.tuples(st.integers(0, 1), ninths, st.just(1.0) | st.floats(0.01, 1)), min_size=1, max_size=30),
 )
-def test_figures_are_those_of_their_definitions_and_of_scikit_learn(rows: list[tuple[int, float, float]]) -> None:
+def test_metrics_match_scikit_learn(rows: list[tuple[int, float, float]]) -> None:
     correct, confidence, weight = (np.array(column) for column in zip(*rows, strict=True))
     shown = confidence >= 0.5
     pairs = [
@@ -185,7 +172,7 @@ def test_figures_are_those_of_their_definitions_and_of_scikit_learn(rows: list[t
         (coverage(correct, confidence, weight), np.average(shown, weights=weight)),
     ]
     if 0 < correct.sum() < len(correct):
-        pairs.append((auroc(correct, confidence, weight), pairs_won(correct, confidence, weight)))
+        pairs.append((auroc(correct, confidence, weight), roc_auc_score(correct, confidence, sample_weight=weight)))
     if correct.any():
         expected = average_precision_score(correct, confidence, sample_weight=weight)
         pairs.append((auprc(correct, confidence, weight), expected))
@@ -201,9 +188,7 @@ def test_figures_are_those_of_their_definitions_and_of_scikit_learn(rows: list[t
     st.lists(st.tuples(st.integers(0, 1), ninths | st.just(math.nan), st.integers(1, 5)), min_size=1, max_size=20),
     st.sampled_from([0.0, 0.15, 0.5, 0.9]),
 )
-def test_what_is_caught_is_what_the_best_allowed_threshold_masks(
-    rows: list[tuple[int, float, int]], share: float
-) -> None:
+def test_error_recall_uses_best_allowed_threshold(rows: list[tuple[int, float, int]], share: float) -> None:
     correct, confidence, weight = (np.array(column, float) for column in zip(*rows, strict=True))
     assume(not np.isnan(confidence).all())
     below = [np.zeros(len(rows), bool)]
@@ -221,22 +206,9 @@ def test_what_is_caught_is_what_the_best_allowed_threshold_masks(
     assert math.isnan(over_random) if of_all == 0 else over_random == pytest.approx(found / of_all)
 
 
-def test_errors_caught_by_hand() -> None:
-    """20 answers, 4 wrong; three may be withheld: two of the wrong ones are among the three least confident."""
-    correct = np.ones(20, int)
-    correct[[0, 2, 8, 15]] = 0
-    confidence = np.arange(20) / 20
-    assert (error_recall(correct, confidence), withheld_share(correct, confidence)) == (0.5, pytest.approx(0.15))
-    assert error_recall_over_random(correct, confidence) == pytest.approx(0.5 / 0.15)
-    confidence[:4] = 0.0  # four equally confident ones do not fit into three: none is withheld
-    assert math.isnan(error_recall(correct, confidence)) and withheld_share(correct, confidence) == 0
-    assert error_recall(correct, confidence, max_withheld_share=0.2) == 0.5
-    assert withheld_share(correct, np.full(20, 0.7), max_withheld_share=0.99) == 0
-
-
 @given(st.lists(st.tuples(st.integers(0, 1), ninths), min_size=1, max_size=20))
-def test_ranking_metrics_look_at_the_order_alone(rows: list[tuple[int, float]]) -> None:
-    correct, confidence = arrays(rows)
+def test_ranking_metrics_depend_on_order_only(rows: list[tuple[int, float]]) -> None:
+    correct, confidence = make_arrays(rows)
     with np.errstate(divide="ignore"):
         scales = [np.log(confidence), 1e6 * confidence - 3, np.exp(confidence)]
     for name, metric in RANKING.items():
@@ -245,10 +217,10 @@ def test_ranking_metrics_look_at_the_order_alone(rows: list[tuple[int, float]]) 
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), ninths | st.just(math.nan)), min_size=1, max_size=20))
-def test_an_answer_without_a_confidence_is_withheld_and_a_scorer_without_any_has_no_figure(
+def test_metrics_nan_confidence_counts_as_withheld(
     rows: list[tuple[int, float]],
 ) -> None:
-    correct, confidence = arrays(rows)
+    correct, confidence = make_arrays(rows)
     for name, metric in EVERY.items():
         found = metric(correct, confidence)
         lowest = -1.0 if name in RANKING else 0.0
@@ -258,7 +230,7 @@ def test_an_answer_without_a_confidence_is_withheld_and_a_scorer_without_any_has
 
 
 @pytest.mark.parametrize("metric", EVERY.values(), ids=EVERY)
-def test_rows_of_different_lengths_and_other_labels_are_errors(metric: Metric) -> None:
+def test_metrics_wrong_lengths_or_labels_raise(metric: Metric) -> None:
     confidence = np.array([0.1, 0.5, 0.9])
     for correct, weight in (([0, 1, 1, 1], None), ([0, 1, 1], np.ones(2)), ([0, 1, 1], np.ones((3, 2)))):
         with pytest.raises(ValueError, match="differ in length"):
@@ -268,14 +240,7 @@ def test_rows_of_different_lengths_and_other_labels_are_errors(metric: Metric) -
             metric(np.array([0, 1, label]), confidence)
 
 
-def test_signature_says_what_a_caller_may_pass() -> None:
-    assert str(inspect.signature(error_recall)).replace("'", "") == (
-        "(correct: np.ndarray, confidence: np.ndarray, weight: Weight = None, *, max_withheld_share: float = 0.15)"
-        " -> float | np.ndarray"
-    )
-
-
-def test_what_is_no_probability_is_not_judged_as_one() -> None:
+def test_calibration_metrics_reject_non_probabilities() -> None:
     correct, log_probability = np.array([1, 0]), np.array([-0.1, -3.2])
     for metric in (brier, ece, reliability):
         with pytest.raises(ValueError, match=r"-3\.2 to -0\.1 are not probabilities"):
@@ -286,10 +251,8 @@ def test_what_is_no_probability_is_not_judged_as_one() -> None:
 
 
 @given(rows, st.sampled_from([np.nan, 1.0, 0.3, 1 / 7]))
-def test_equal_weights_give_the_unweighted_figures_to_the_last_bit(
-    rows: list[tuple[int, float]], probability: float
-) -> None:
-    correct, confidence = arrays(rows)
+def test_metrics_equal_weights_change_no_bit(rows: list[tuple[int, float]], probability: float) -> None:
+    correct, confidence = make_arrays(rows)
     weight = row_weights(np.full(len(rows), probability))
     for name, metric in EVERY.items():
         plain = metric(correct, confidence)
@@ -305,23 +268,23 @@ def test_equal_weights_give_the_unweighted_figures_to_the_last_bit(
     assert aurc(correct, confidence) == pytest.approx(curve[1].mean())
 
 
-def test_weights_are_inverse_probabilities_and_what_is_unknown_stands_for_itself() -> None:
+def test_row_weights_are_inverse_probabilities() -> None:
     assert row_weights(np.array([0.5, 1.0, np.nan, 0.1])) == pytest.approx([0.2, 0.1, 0.1, 1.0])
     assert row_weights(np.array([])).tolist() == []
     assert row_weights(np.full(3, np.nan)).tolist() == [1, 1, 1]
 
 
-def test_the_effective_number_of_rows() -> None:
+def test_effective_sample_size_matches_kish() -> None:
     assert effective_sample_size(np.array([1.0, 1.0, 1.0, 1.0])) == 4
     assert effective_sample_size(np.full(20, 0.3)) == 20  # 20.000000000000004 would be another figure than 20
     assert effective_sample_size(np.array([3.0, 1.0])) == pytest.approx(16 / 10)
     assert effective_sample_size(np.array([])) == 0
 
 
-def test_weights_undo_an_uneven_draw() -> None:
+def test_metrics_weights_undo_uneven_sampling() -> None:
     """Wrong answers are reviewed five times as often as right ones; the weighted figures are those of all answers."""
     generator = np.random.default_rng(3)
-    correct, confidence, _ = grouped(40_000, 400, 3)
+    correct, confidence, _ = make_grouped(40_000, 400, 3)
     probability = np.where(correct == 1, 0.1, 0.5)
     drawn = generator.random(len(correct)) < probability
     weight = row_weights(probability[drawn])

@@ -1,5 +1,3 @@
-"""How many independent answers correlated and unevenly weighted ones are worth."""
-
 from __future__ import annotations
 
 import numpy as np
@@ -10,7 +8,7 @@ from abstain.learning.thresholds.design_effect import GroupTotals, compute_group
 from benchmarks.guarantee import Population
 
 
-def totals(
+def make_totals(
     correct: list[int], groups: list[int], weight: list[float] | None = None, metric: str = "precision"
 ) -> GroupTotals:
     """At two thresholds, of which the second shows nothing."""
@@ -25,40 +23,40 @@ def totals(
     )
 
 
-def test_independent_answers_are_worth_their_number_and_uneven_ones_what_kish_says() -> None:
-    found = totals([1, 0, 1, 1], [0, 1, 2, 3])
+def test_effective_size_independent_answers_match_kish() -> None:
+    found = make_totals([1, 0, 1, 1], [0, 1, 2, 3])
     assert estimate_intraclass_correlation(found)[1].tolist() == [0, 0]
     assert found.compute_effective_size(np.zeros(2)) == pytest.approx([4, 0])
     weight = [1.0, 0.25, 1.0, 0.25]
-    uneven = totals([1, 0, 0, 1], [0, 1, 2, 3], weight)
+    uneven = make_totals([1, 0, 0, 1], [0, 1, 2, 3], weight)
     assert uneven.compute_effective_size(np.zeros(2))[0] == pytest.approx(effective_sample_size(np.array(weight)))
     assert uneven.incorrect_share[0] == pytest.approx(1.25 / 2.5)
 
 
-def test_answers_that_err_together_are_worth_one_a_document() -> None:
-    found = totals([1, 1, 1, 0, 0, 0, 1, 1, 1, 0, 0, 0], [n // 3 for n in range(12)])
+def test_effective_size_fully_correlated_counts_groups() -> None:
+    found = make_totals([1, 1, 1, 0, 0, 0, 1, 1, 1, 0, 0, 0], [n // 3 for n in range(12)])
     estimate, above = estimate_intraclass_correlation(found)
     assert estimate[0] == above[0] == pytest.approx(1)
     assert found.compute_effective_size(above)[0] == pytest.approx(4)
 
 
-def test_an_error_rate_counts_the_withheld_answers_too() -> None:
-    found = totals([1, 0, 1, 1], [0, 0, 1, 1], metric="error_rate")
+def test_group_totals_error_rate_counts_withheld_answers() -> None:
+    found = make_totals([1, 0, 1, 1], [0, 0, 1, 1], metric="error_rate")
     assert found.incorrect_share == pytest.approx([0.25, 0])
     assert found.compute_effective_size(np.array([0.0, 0.0])) == pytest.approx([4, 4])
 
 
-def test_few_heavy_incorrect_answers_are_worth_less() -> None:
+def test_effective_size_heavy_incorrect_answers_count_less() -> None:
     """A third of the weight is incorrect: the squares weigh 2 * (2/3)^2 + 1 * (1/3)^2 = 1, of 3 * 2/9 if all were alike."""
-    found = totals([1] * 16 + [0] * 2, list(range(18)), [0.25] * 16 + [1.0] * 2)
+    found = make_totals([1] * 16 + [0] * 2, list(range(18)), [0.25] * 16 + [1.0] * 2)
     assert found.compute_effective_size(np.zeros(2))[0] == pytest.approx(6**2 / 3 / 1.5)
-    light = totals([1] * 2 + [0] * 4, list(range(6)), [1.0] * 2 + [0.25] * 4)
+    light = make_totals([1] * 2 + [0] * 4, list(range(6)), [1.0] * 2 + [0.25] * 4)
     assert light.incorrect_share[0] == pytest.approx(1 / 3)
     assert light.compute_effective_size(np.zeros(2))[0] == pytest.approx(3**2 / 2.25)
 
 
 @pytest.mark.parametrize("liked_often", [1.0, 0.25])
-def test_the_correlation_is_found_whatever_is_reviewed(liked_often: float) -> None:
+def test_intraclass_correlation_is_independent_of_sampling(liked_often: float) -> None:
     """A latent correlation of 0.2 at three in ten incorrect answers is one of 0.12 of being incorrect."""
     rows = Population(0.6, 0.2, liked_often).draw(2000, 10, np.random.default_rng(3))
     assert rows.weight is not None and rows.groups is not None
@@ -73,9 +71,9 @@ def test_the_correlation_is_found_whatever_is_reviewed(liked_often: float) -> No
     assert estimate_intraclass_correlation(shuffled)[0][0] < 0.01
 
 
-def test_tables_are_pooled_by_their_pairs() -> None:
-    together = totals([1, 1, 0, 0], [0, 0, 1, 1])
-    apart = totals([1, 0, 1, 0], [0, 0, 1, 1])
+def test_intraclass_correlation_pools_tables_by_pairs() -> None:
+    together = make_totals([1, 1, 0, 0], [0, 0, 1, 1])
+    apart = make_totals([1, 0, 1, 0], [0, 0, 1, 1])
     assert estimate_intraclass_correlation(together)[0][0] == pytest.approx(1)
     assert estimate_intraclass_correlation(apart)[0][0] == 0
     assert estimate_intraclass_correlation(together, apart)[0][0] == pytest.approx(0)

@@ -1,9 +1,6 @@
-"""The guarantee as data: what a decision says of it, what people read, and its way through JSON."""
-
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,6 +13,7 @@ from abstain.learning.thresholds.guarantee import (
     GuaranteeEstimates,
     GuaranteeEvidence,
     HoldoutResult,
+    can_check,
 )
 from tests.learning.thresholds.builders import EVIDENCE, make_guarantee, make_missing_guarantee
 
@@ -46,69 +44,50 @@ guarantees = st.builds(
     additional_reviews=counts,
 )
 
+FEW_GROUPS = EVIDENCE.model_copy(update={"p_value": None, "groups": 8})
+
 
 @given(guarantees, evidence)
-def test_a_summary_has_the_same_size_whatever_the_evidence(guarantee: Guarantee, other: GuaranteeEvidence) -> None:
-    summary = guarantee.summarize().model_dump_json()
+def test_guarantee_summary_has_no_prose_and_constant_size(guarantee: Guarantee, other: GuaranteeEvidence) -> None:
+    summary = guarantee.summarize()
     changes = {"evidence": other, "holdout": None, "additional_reviews": None}
-    assert guarantee.model_copy(update=changes).summarize().model_dump_json() == summary and len(summary) < 150
-
-
-@given(guarantees)
-def test_a_summary_has_no_prose(guarantee: Guarantee) -> None:
-    values = guarantee.summarize().model_dump()
+    assert guarantee.model_copy(update=changes).summarize() == summary and len(summary.model_dump_json()) < 150
+    values = summary.model_dump()
     assert set(values) == {"status", "metric", "target", "confidence", "population"}
     assert all(isinstance(value, float) or re.fullmatch("[a-z_]+", value) for value in values.values())
 
 
 @given(guarantees)
-def test_a_guarantee_is_the_same_after_json(guarantee: Guarantee) -> None:
+def test_guarantee_survives_json_with_one_sentence(guarantee: Guarantee) -> None:
     assert Guarantee.model_validate_json(guarantee.model_dump_json()) == guarantee
-
-
-@given(guarantees)
-def test_the_message_is_one_sentence(guarantee: Guarantee) -> None:
     assert re.fullmatch(r"[A-Z].*[^.]\.", guarantee.message) and ". " not in guarantee.message
 
 
 @pytest.mark.parametrize(
-    ("guarantee", "message"),
-    [
-        (make_guarantee(), "At least 80 % of the shown answers are correct (confidence 0.9)."),
-        (
-            make_guarantee(metric="error_rate", target=0.1),
-            "At most 10 % of all answers are shown and incorrect (confidence 0.9).",
-        ),
-        (
-            make_guarantee(status="unchecked", additional_reviews=40),
-            "At least 80 % of the shown answers are correct (confidence 0.9), not checked on the hold-out yet: bring "
-            "about 40 more reviews.",
-        ),
-        (
-            make_missing_guarantee(333),
-            "No threshold guarantees that at least 80 % of the shown answers are correct (confidence 0.9): 206 reviews "
-            "are too few: bring about 333 more, or lower threshold.target.",
-        ),
-    ],
+    ("shown_n_eff", "shown_groups", "expected"), [(20, 5, True), (19.9, 50, False), (200, 4, False)]
 )
-def test_messages_by_hand(guarantee: Guarantee, message: str) -> None:
-    assert guarantee.message == message
+def test_can_check_needs_answers_and_groups(shown_n_eff: float, shown_groups: int, expected: bool) -> None:
+    assert can_check(shown_n_eff, shown_groups, min_n_eff=20) is expected
 
 
 @pytest.mark.parametrize(
-    ("changes", "remedy"),
+    ("guarantee", "part"),
     [
-        ({"additional_reviews": None}, "train a better scorer"),
-        ({"evidence": EVIDENCE.model_copy(update={"p_value": None, "groups": 8})}, "review answers about 10 or more"),
-        ({"evidence": EVIDENCE}, "have others review about 500 more answers"),
+        (make_guarantee(), "At least 80 % of the shown answers are correct (confidence 0.9)."),
+        (make_guarantee(metric="error_rate", target=0.1), "At most 10 % of all answers are shown and incorrect"),
+        (make_guarantee(status="unchecked", additional_reviews=40), "not checked on the hold-out yet: bring about 40"),
+        (make_missing_guarantee(333), "bring about 333 more, or lower threshold.target"),
+        (make_missing_guarantee(None), "train a better scorer"),
+        (make_missing_guarantee(evidence=FEW_GROUPS), "review answers about 10 or more"),
+        (make_missing_guarantee(evidence=EVIDENCE), "have others review about 500 more answers"),
     ],
-    ids=["hopeless", "few documents", "one reviewer"],
+    ids=["precision", "error rate", "unchecked", "few reviews", "hopeless", "few documents", "one reviewer"],
 )
-def test_a_missing_guarantee_names_its_remedy(changes: dict[str, Any], remedy: str) -> None:
-    assert remedy in make_missing_guarantee(**changes).message
+def test_guarantee_message_states_limit_status_and_remedy(guarantee: Guarantee, part: str) -> None:
+    assert part in guarantee.message
 
 
-def test_a_guarantee_lacks_no_field_and_does_not_change() -> None:
+def test_guarantee_is_frozen_and_needs_all_fields() -> None:
     content = make_guarantee().model_dump()
     for name in set(content) - {"message"}:
         with pytest.raises(ValidationError):

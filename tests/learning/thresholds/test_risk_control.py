@@ -1,8 +1,3 @@
-"""What a guarantee is worth, where the truth is known, and what is said of it.
-
-The tables of docs/studies/thresholds.md: `python -m benchmarks.guarantee`.
-"""
-
 from __future__ import annotations
 
 import math
@@ -16,15 +11,10 @@ from scipy.stats import beta, binom
 
 from abstain.config.params import ThresholdParams
 from abstain.core.errors import AbstainError
-from abstain.learning.thresholds.guarantee import MIN_GROUPS, Guarantee
-from abstain.learning.thresholds.risk_control import (
-    ControlledThreshold,
-    InfeasibleThreshold,
-    ReviewedAnswers,
-    control_risk,
-    control_risk_by_params,
-    estimate_reviews_needed,
-)
+from abstain.learning.thresholds.guarantee import MIN_GROUPS, VOID_IF, Guarantee
+from abstain.learning.thresholds.outcomes import ControlledThreshold, InfeasibleThreshold
+from abstain.learning.thresholds.reviews_needed import estimate_reviews_needed
+from abstain.learning.thresholds.risk_control import ReviewedAnswers, control_risk, control_risk_by_params
 from benchmarks.guarantee import (
     Cell,
     Population,
@@ -37,7 +27,9 @@ from benchmarks.guarantee import (
 )
 
 
-def ignoring_weights(tested: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams) -> float | None:
+def find_threshold_without_weights(
+    tested: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams
+) -> float | None:
     return find_guaranteed_threshold(replace(tested, weight=None), replace(training, weight=None), params)
 
 
@@ -54,29 +46,31 @@ CELLS = {
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", CELLS)
-def test_the_guarantee_is_broken_no_more_often_than_stated(name: str) -> None:
+def test_control_risk_violation_rate_is_within_alpha(name: str) -> None:
     found = CELLS[name].run({"guarantee": find_guaranteed_threshold}, RUNS)["guarantee"]
     assert found.n_violated <= compute_max_violations(RUNS)
 
 
 @pytest.mark.heavy
-def test_procedures_that_overlook_documents_or_weights_break_theirs() -> None:
+def test_control_risk_naive_procedures_violate_more_often() -> None:
     overlooking = {"documents": make_procedure(as_if_independent), "that it was tuned": find_heuristic_threshold}
     found = CELLS["documents that err together"].run(overlooking, 300)
     assert all(record.n_violated > compute_max_violations(300) for record in found.values())
     uneven = Cell(Population(0.75, 0.0, review_ratio=4.0), 50, 10)
-    assert uneven.run({"weights": ignoring_weights}, 100)["weights"].n_violated > compute_max_violations(100)
+    assert uneven.run({"weights": find_threshold_without_weights}, 100)["weights"].n_violated > compute_max_violations(
+        100
+    )
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("liked_often", [1.0, 0.25], ids=["even", "uneven"])
-def test_twenty_documents_are_enough_to_show_most_of_what_may_be_shown(liked_often: float) -> None:
+def test_control_risk_twenty_documents_keep_coverage(liked_often: float) -> None:
     cell = Cell(Population(0.75, 0.1, liked_often), 20, 30)
     found = cell.run({"guarantee": find_guaranteed_threshold}, 150)["guarantee"]
     assert found.mean_coverage >= 0.6 * cell.population.compute_max_coverage(cell.params)
 
 
-def test_few_documents_guarantee_nothing_and_say_so() -> None:
+def test_control_risk_few_documents_give_no_guarantee() -> None:
     generator = np.random.default_rng(1)
     tested, training = (Population(0.85).draw(documents, 30, generator) for documents in (8, 16))
     made = control_risk_by_params(tested, training, make_threshold_params())
@@ -85,7 +79,7 @@ def test_few_documents_guarantee_nothing_and_say_so() -> None:
     assert f"about 8 documents were reviewed: review answers about {MIN_GROUPS} or more" in made.to_guarantee().message
 
 
-def test_as_many_reviews_as_are_said_to_be_needed_make_a_guarantee_four_times_in_five() -> None:
+def test_control_risk_reviews_needed_reach_stated_power() -> None:
     population, params = Population(0.75), make_threshold_params(0.85)
 
     def made(documents: int, sample: int) -> ControlledThreshold | InfeasibleThreshold:
@@ -100,7 +94,7 @@ def test_as_many_reviews_as_are_said_to_be_needed_make_a_guarantee_four_times_in
     assert kept == pytest.approx(80, abs=15)
 
 
-def graded(*groups: tuple[float, int, int]) -> ReviewedAnswers:
+def make_answers(*groups: tuple[float, int, int]) -> ReviewedAnswers:
     """Answers from (confidence, how many right, how many wrong)."""
     confidence = np.concatenate([np.full(right + wrong, value) for value, right, wrong in groups])
     return ReviewedAnswers(
@@ -108,57 +102,38 @@ def graded(*groups: tuple[float, int, int]) -> ReviewedAnswers:
     )
 
 
-TRAINING = graded((0.9, 38, 2), (0.6, 20, 4), (0.3, 20, 16))
+TESTED = make_answers((0.9, 40, 0), (0.6, 18, 2), (0.3, 18, 22))
+TRAINING = make_answers((0.9, 38, 2), (0.6, 20, 4), (0.3, 20, 16))
 
 
-def test_a_guarantee_by_hand() -> None:
+def test_control_risk_matches_hand_computation() -> None:
     """40 right of 40, then 58 of 60 (p 0.053), then 76 of 100: the last is what 0.9 does not reach."""
-    tested = graded((0.9, 40, 0), (0.6, 18, 2), (0.3, 18, 22))
-    made = control_risk_by_params(tested, TRAINING, make_threshold_params(0.9))
+    made = control_risk_by_params(TESTED, TRAINING, make_threshold_params(0.9))
     assert isinstance(made, ControlledThreshold)
     assert (made.threshold, made.shown) == (0.6, 60)
-    p_value = sum(math.comb(60, k) * 0.1**k * 0.9 ** (60 - k) for k in range(3))
-    assert made.to_guarantee().model_dump(mode="json") == {
-        "status": "unchecked",
-        "metric": "precision",
-        "target": 0.9,
-        "confidence": 0.9,
-        "population": "all_answers",
-        "evidence": {
-            "reviews": 100,
-            "groups": 100,
-            "n_eff": 60,
-            "icc": 0.0,
-            "sampled": True,
-            "p_value": pytest.approx(p_value),
-            "reviewers": None,
-            "largest_reviewer_share": None,
-        },
-        "estimates": {
-            "coverage": pytest.approx(0.6),
-            "precision": pytest.approx(58 / 60),
-            "error_rate": pytest.approx(0.02),
-        },
-        "holdout": None,
-        "void_if": ["documents_change", "model_changes", "questions_change"],
-        "additional_reviews": None,
-        "message": "At least 90 % of the shown answers are correct (confidence 0.9), not checked on the hold-out yet.",
-    }
+    guarantee = made.to_guarantee()
+    evidence, estimates = guarantee.evidence, guarantee.estimates
+    assert (guarantee.status, guarantee.metric, guarantee.population) == ("unchecked", "precision", "all_answers")
+    assert (guarantee.target, guarantee.confidence) == (0.9, 0.9)
+    assert (evidence.reviews, evidence.groups, evidence.n_eff, evidence.icc) == (100, 100, 60, 0.0)
+    assert (evidence.sampled, evidence.reviewers, evidence.largest_reviewer_share) == (True, None, None)
+    assert evidence.p_value == pytest.approx(sum(math.comb(60, k) * 0.1**k * 0.9 ** (60 - k) for k in range(3)))
+    assert estimates.model_dump() == pytest.approx({"coverage": 0.6, "precision": 58 / 60, "error_rate": 0.02})
+    assert (guarantee.holdout, guarantee.void_if, guarantee.additional_reviews) == (None, VOID_IF, None)
 
 
 RARELY, OFTEN = "r-0123456789abcdef0123", "r-fedcba98765432100000"
 
 
-def judged_by(tested: ReviewedAnswers, *names: list[str]) -> ReviewedAnswers:
+def set_reviewers(tested: ReviewedAnswers, *names: list[str]) -> ReviewedAnswers:
     """The same, judged by each of `names` in turn."""
     every = np.empty(len(tested.correct), object)
     every[:] = [names[at % len(names)] for at in range(len(every))]
     return replace(tested, reviewers=every)
 
 
-def test_a_guarantee_tells_the_largest_share_of_a_reviewer_in_what_it_is_of() -> None:
-    tested = graded((0.9, 40, 0), (0.6, 18, 2), (0.3, 18, 22))
-    by = judged_by(tested, [OFTEN], [RARELY, OFTEN])
+def test_control_risk_reports_largest_reviewer_share() -> None:
+    by = set_reviewers(TESTED, [OFTEN], [RARELY, OFTEN])
     made = control_risk_by_params(by, TRAINING, make_threshold_params(0.9))
     evidence = made.to_guarantee().evidence
     assert (evidence.largest_reviewer_share, evidence.reviewers) == (0.75, 2)
@@ -172,45 +147,46 @@ def test_a_guarantee_tells_the_largest_share_of_a_reviewer_in_what_it_is_of() ->
         assert made.largest_reviewer.share == pytest.approx(most)
 
 
-def test_shares_of_reviewers_are_of_the_weights() -> None:
-    rows = judged_by(graded((0.9, 2, 0)), [RARELY], [OFTEN])
+def test_find_largest_reviewer_is_weighted() -> None:
+    rows = set_reviewers(make_answers((0.9, 2, 0)), [RARELY], [OFTEN])
     largest = replace(rows, weight=np.array([0.2, 1.0])).find_largest_reviewer("precision", 0.5)
     assert largest is not None and largest.share == pytest.approx(1 / 1.2)
     assert rows.find_largest_reviewer("precision", 0.95) is None
 
 
-def test_one_reviewer_who_judged_more_than_the_limit_leaves_no_guarantee_and_says_how_many_others_are_needed() -> None:
-    tested = graded((0.9, 40, 0), (0.6, 18, 2), (0.3, 18, 22))
+def test_control_risk_dominant_reviewer_gives_no_guarantee() -> None:
     five = [[f"sme-{n}"] for n in range(5)]
     kept = control_risk_by_params(
-        judged_by(tested, *five), TRAINING, make_threshold_params(0.9, max_reviewer_share=0.2), validation_share=0.5
+        set_reviewers(TESTED, *five), TRAINING, make_threshold_params(0.9, max_reviewer_share=0.2), validation_share=0.5
     )
     assert isinstance(kept, ControlledThreshold)
     refused = control_risk_by_params(
-        judged_by(tested, *five[:2]), TRAINING, make_threshold_params(0.9, max_reviewer_share=0.2), validation_share=0.5
+        set_reviewers(TESTED, *five[:2]),
+        TRAINING,
+        make_threshold_params(0.9, max_reviewer_share=0.2),
+        validation_share=0.5,
     )
     assert isinstance(refused, InfeasibleThreshold) and refused.to_guarantee().status == "none"
     assert (refused.reviews_needed, refused.additional_reviews) == (250, 300)
     assert "one of 2 reviewers wrote 50.0 % of the reviews" in refused.to_guarantee().message
     assert "have others review about 300 more answers" in refused.to_guarantee().message
     # As many more by others, and the share is within the limit.
-    more = judged_by(graded((0.9, 140, 0), (0.6, 63, 7), (0.3, 18, 22)), *five)
+    more = set_reviewers(make_answers((0.9, 140, 0), (0.6, 63, 7), (0.3, 18, 22)), *five)
     assert isinstance(
         control_risk_by_params(more, TRAINING, make_threshold_params(0.9, max_reviewer_share=0.2)), ControlledThreshold
     )
 
 
-def test_an_error_rate_is_of_all_answers_and_needs_nothing_of_the_training_rows_but_thresholds() -> None:
-    tested = graded((0.9, 40, 0), (0.6, 18, 2), (0.3, 18, 22))
-    for training in (TRAINING, graded((0.9, 0, 40), (0.6, 0, 24), (0.3, 36, 0))):
-        made = control_risk_by_params(tested, training, make_threshold_params(0.06, "error_rate"))
+def test_control_risk_error_rate_counts_all_answers() -> None:
+    for training in (TRAINING, make_answers((0.9, 0, 40), (0.6, 0, 24), (0.3, 36, 0))):
+        made = control_risk_by_params(TESTED, training, make_threshold_params(0.06, "error_rate"))
         assert isinstance(made, ControlledThreshold)
         assert (made.threshold, made.error_rate, made.shown) == (0.6, pytest.approx(0.02), 60)
         assert made.p_value == pytest.approx(sum(math.comb(100, k) * 0.06**k * 0.94 ** (100 - k) for k in range(3)))
 
 
-def test_reviews_that_chose_themselves_guarantee_nothing_of_all_answers() -> None:
-    self_selected = replace(graded((0.9, 60, 1)), groups=np.arange(61) % 20, sampled=False)
+def test_control_risk_self_selected_limits_population() -> None:
+    self_selected = replace(make_answers((0.9, 60, 1)), groups=np.arange(61) % 20, sampled=False)
     made = control_risk_by_params(self_selected, TRAINING, make_threshold_params(0.9))
     assert isinstance(made, ControlledThreshold) and made.sampled is False
     guarantee = made.to_guarantee()
@@ -218,9 +194,9 @@ def test_reviews_that_chose_themselves_guarantee_nothing_of_all_answers() -> Non
     assert (guarantee.evidence.groups, guarantee.evidence.n_eff) == (20, 59)
 
 
-def test_too_few_reviews_say_how_many_are_needed() -> None:
+def test_control_risk_too_few_reviews_estimates_needed() -> None:
     """38 + 19 of 40 + 20 right at the threshold tried first, which shows 40 of 100 + 20 of 50 answers."""
-    tested, training = graded((0.9, 19, 1), (0.3, 10, 20)), graded((0.9, 38, 2), (0.3, 20, 40))
+    tested, training = make_answers((0.9, 19, 1), (0.3, 10, 20)), make_answers((0.9, 38, 2), (0.3, 20, 40))
     made = control_risk_by_params(tested, training, make_threshold_params(0.9))
     assert isinstance(made, InfeasibleThreshold) and made.additional_reviews is not None
     assert made.reviews_needed == estimate_reviews_needed("precision", 0.9, 0.9, 0.95, 0.4) == 383
@@ -232,20 +208,20 @@ def test_too_few_reviews_say_how_many_are_needed() -> None:
     assert "bring about 333 more, or lower threshold.target" in guarantee.message
 
 
-def test_where_few_answers_exclude_nothing_at_least_as_many_are_named_as_the_best_truth_needs() -> None:
+def test_control_risk_bad_estimate_gives_lower_bound() -> None:
     """2 of 10 + 20 are incorrect and 5 % are tolerated: a truth of 1.2 % would show as many one time in twenty."""
-    few = graded((0.9, 9, 1)), graded((0.9, 19, 1))
+    few = make_answers((0.9, 9, 1)), make_answers((0.9, 19, 1))
     made = control_risk_by_params(*few, make_threshold_params(0.05, "error_rate"), validation_share=0.25)
     assert isinstance(made, InfeasibleThreshold) and made.is_lower_bound
     best = beta.ppf(0.05, 2, 29)
     assert made.reviews_needed == estimate_reviews_needed("error_rate", 0.05, 0.9, best, 1.0)
-    many = graded((0.9, 900, 100))
+    many = make_answers((0.9, 900, 100))
     hopeless = control_risk_by_params(many, many, make_threshold_params(0.05, "error_rate")).to_guarantee()
     assert (hopeless.status, hopeless.additional_reviews) == ("none", None)
 
 
-def test_a_probe_that_is_not_good_enough_needs_no_more_reviews_but_a_lower_guarantee() -> None:
-    poor = graded((0.9, 32, 8), (0.3, 30, 30))
+def test_control_risk_weak_scorer_needs_lower_target() -> None:
+    poor = make_answers((0.9, 32, 8), (0.3, 30, 30))
     made = control_risk_by_params(poor, poor, make_threshold_params(0.95))
     assert isinstance(made, InfeasibleThreshold) and made.reviews_needed is None
     assert made.to_guarantee().estimates.precision == pytest.approx(0.8)
@@ -254,15 +230,11 @@ def test_a_probe_that_is_not_good_enough_needs_no_more_reviews_but_a_lower_guara
     assert made.error_rate == pytest.approx(0.08) and "raise threshold.target" in made.to_guarantee().message
 
 
-def test_confidences_on_two_scales_are_noticed() -> None:
-    tested, training = graded((0.5, 60, 40)), graded((0.9, 60, 0), (0.7, 60, 40))
-    message = (
-        "^no reviewed answer of the validation split has a confidence of 0.700 or more, as every training "
-        "answer has: score both on one scale, the training split out of fold$"
-    )
-    for params in (make_threshold_params(0.05, "error_rate"), make_threshold_params(0.9)):
-        with pytest.raises(AbstainError, match=message):
-            control_risk_by_params(tested, training, params)
+@pytest.mark.parametrize("params", [make_threshold_params(0.05, "error_rate"), make_threshold_params(0.9)])
+def test_control_risk_different_scales_raise(params: ThresholdParams) -> None:
+    tested, training = make_answers((0.5, 60, 40)), make_answers((0.9, 60, 0), (0.7, 60, 40))
+    with pytest.raises(AbstainError, match=r"0\.700 or more.* on one scale"):
+        control_risk_by_params(tested, training, params)
 
 
 tables = st.lists(
@@ -272,14 +244,14 @@ tables = st.lists(
 
 @given(tables, tables, st.sampled_from([0.5, 0.8, 0.95]), st.sampled_from(["precision", "error_rate"]))
 @settings(deadline=None, max_examples=40)
-def test_what_is_guaranteed_is_significant_on_the_tested_answers(
+def test_control_risk_guarantee_is_significant(
     tested: list[tuple[float, int, int]], training: list[tuple[float, int, int]], target: float, metric: str
 ) -> None:
-    rows, params = graded(*tested), make_threshold_params(target, metric)
+    rows, params = make_answers(*tested), make_threshold_params(target, metric)
     try:
-        made = control_risk_by_params(rows, graded(*training), params)
+        made = control_risk_by_params(rows, make_answers(*training), params)
     except AbstainError:
-        learnt = graded(*training)
+        learnt = make_answers(*training)
         assert rows.confidence.max() < learnt.confidence.max()
         return
     shown = rows.confidence >= made.threshold
@@ -292,20 +264,20 @@ def test_what_is_guaranteed_is_significant_on_the_tested_answers(
         assert made.error_rate == pytest.approx(wrong / len(shown))
     else:
         # Where testing starts above every tested answer, more of them are no remedy.
-        starts_above = rows.confidence.max() < graded(*training).confidence.max()
+        starts_above = rows.confidence.max() < make_answers(*training).confidence.max()
         assert starts_above or made.reviews_needed is None or made.reviews_needed > len(shown)
     guarantee = made.to_guarantee()
     assert Guarantee.model_validate_json(guarantee.model_dump_json()) == guarantee
 
 
 @pytest.mark.parametrize("change", [{"metric": "auroc"}, {"target": 90.0}, {"confidence_level": 1.0}])
-def test_no_fraction_and_no_metric_are_errors(change: dict) -> None:
+def test_control_risk_invalid_requirement_raises(change: dict) -> None:
     arguments = {"metric": "precision", "target": 0.9, "confidence_level": 0.9} | change
     with pytest.raises(ValueError, match="is none of"):
         control_risk(TRAINING, TRAINING, **arguments)
 
 
-def test_reviews_needed_by_hand() -> None:
+def test_estimate_reviews_needed_matches_hand_computation() -> None:
     """Where all that is shown is right, 0.95 ** 45 is the first power of 0.95 that is at most 0.1."""
     assert estimate_reviews_needed("precision", 0.95, 0.9, 1.0, 1.0) == 45
     assert estimate_reviews_needed("precision", 0.95, 0.9, 1.0, 0.5) == 90
@@ -318,7 +290,7 @@ def test_reviews_needed_by_hand() -> None:
 
 @given(st.floats(0.6, 0.95), st.floats(0.02, 0.3), st.sampled_from([0.8, 0.9, 0.99]))
 @settings(deadline=None, max_examples=20)
-def test_with_as_many_a_guarantee_is_made_four_times_in_five(target: float, better: float, confidence: float) -> None:
+def test_estimate_reviews_needed_has_power_80_percent(target: float, better: float, confidence: float) -> None:
     reached = min(target + better, 1.0)
     needed = estimate_reviews_needed("precision", target, confidence, reached, 1.0)
     assert needed is not None
@@ -331,25 +303,29 @@ def test_with_as_many_a_guarantee_is_made_four_times_in_five(target: float, bett
     assert min(power(rows) for rows in range(int(needed * 0.98) - 2, needed)) < 0.8
 
 
-def test_values_that_are_none_are_refused_in_both_tables() -> None:
-    """By `calibration.validate_rows`, whose messages its own tests name."""
-    good = graded((0.9, 60, 0), (0.3, 20, 20))
-    for bad in (replace(good, confidence=np.full(100, np.nan)), replace(good, weight=np.zeros(100))):
-        for tested, training in ((bad, good), (good, bad)):
-            with pytest.raises(AbstainError, match="^100 of 100 reviewed answers have a "):
-                control_risk_by_params(tested, training, make_threshold_params())
+GOOD, NO_ROWS = make_answers((0.9, 60, 0), (0.3, 20, 20)), ReviewedAnswers(np.array([]), np.array([], int))
 
 
-def test_without_rows_there_is_nothing_to_say() -> None:
-    none = ReviewedAnswers(np.array([]), np.array([], int))
-    with pytest.raises(AbstainError, match="^no reviewed answers to test a threshold on: bring reviews$"):
-        control_risk_by_params(none, TRAINING, make_threshold_params())
-    with pytest.raises(AbstainError, match="^no reviewed answers in the training split"):
-        control_risk_by_params(TRAINING, none, make_threshold_params())
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (replace(GOOD, confidence=np.full(100, np.nan)), "100 of 100"),
+        (replace(GOOD, weight=np.zeros(100)), "100 of 100"),
+        (NO_ROWS, "no reviewed answers"),
+    ],
+    ids=["confidence", "weight", "no rows"],
+)
+def test_control_risk_invalid_rows_raise(bad: ReviewedAnswers, message: str) -> None:
+    for tested, training in ((bad, GOOD), (GOOD, bad)):
+        with pytest.raises(AbstainError, match=message):
+            control_risk_by_params(tested, training, make_threshold_params())
 
 
-@pytest.mark.parametrize("rows", [graded((0.9, 1, 0)), graded((0.9, 0, 1)), graded((0.2, 0, 50)), graded((1.0, 5, 0))])
-def test_one_row_and_one_class_are_judged_without_a_figure_that_is_made_up(rows: ReviewedAnswers) -> None:
+@pytest.mark.parametrize(
+    "rows",
+    [make_answers((0.9, 1, 0)), make_answers((0.9, 0, 1)), make_answers((0.2, 0, 50)), make_answers((1.0, 5, 0))],
+)
+def test_control_risk_single_row_or_class_is_infeasible(rows: ReviewedAnswers) -> None:
     for metric in ("precision", "error_rate"):
         made = control_risk_by_params(
             rows, rows, make_threshold_params(0.02 if metric == "error_rate" else 0.9, metric)
@@ -358,6 +334,6 @@ def test_one_row_and_one_class_are_judged_without_a_figure_that_is_made_up(rows:
         assert made.precision == pytest.approx(rows.correct.mean())
         assert (made.reviews_needed is None) == (rows.correct.mean() == 0)
     assert isinstance(
-        control_risk_by_params(graded((0.8, 200, 0)), rows, make_threshold_params(0.9)),
+        control_risk_by_params(make_answers((0.8, 200, 0)), rows, make_threshold_params(0.9)),
         ControlledThreshold | InfeasibleThreshold,
     )

@@ -7,7 +7,7 @@ on the reviewed hold-out, weighted.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -19,6 +19,7 @@ from abstain.data.store.splits import Split, select_reviewed, split_by_sampling
 from abstain.learning.estimators.cross_validation import FittedProbe, fit_probe
 from abstain.learning.estimators.probes.base import predict_confidence
 from abstain.learning.estimators.training_rows import make_training_rows
+from abstain.learning.evaluation.records import ProductLeftOut, SiteMetrics
 from abstain.learning.evaluation.scorer_choice import compute_aurocs
 from abstain.learning.evaluation.selective_prediction import ScoredAnswers, evaluate_at_tuned_threshold
 from abstain.learning.metrics.bootstrap import BootstrapConfig, Estimate, Key, make_interval_columns, paired_difference
@@ -36,7 +37,7 @@ def evaluate_site(
     threshold: ThresholdParams,
     resampling: BootstrapConfig,
     rouge: np.ndarray,
-) -> dict[str, Any]:
+) -> SiteMetrics:
     """Evaluate a probe on the states of one site, a row of table 4 of Huang et al.
 
     Args:
@@ -49,8 +50,7 @@ def evaluate_site(
         rouge: (rows of `frame`,) ROUGE-L against the ideal answer; nan without one.
 
     Returns:
-        The out-of-fold AUROC, the hold-out AUROC with its 95 % interval, and the columns of
-        `evaluate_at_tuned_threshold`. If the target cannot be met on validation, there is a `note` and no threshold.
+        The metrics. If the target cannot be met on validation, there is a `note` and no threshold.
 
     Raises:
         AbstainError: The probe cannot be fitted (`fit_probe`).
@@ -58,17 +58,20 @@ def evaluate_site(
     train = frame[frame["split"] == "train"]
     fitted = fit_probe(architecture, make_training_rows(train, read_states), train["group"].to_numpy(), probe)
     reviewed, out_of_fold = _get_out_of_fold(train, fitted)
-    row: dict[str, Any] = {"out_of_fold": auroc(_get_correct(reviewed), out_of_fold, _get_weights(reviewed))}
     validation, holdout = (_select_representative(frame, split) for split in ("validation", "holdout"))
     confidence, validation_confidence = (
         predict_confidence(fitted.probe, read_states(rows.index)).numpy() for rows in (holdout, validation)
     )
-    row |= compute_auroc_with_interval(holdout, confidence, resampling)
-    return row | evaluate_at_tuned_threshold(
+    at_threshold = evaluate_at_tuned_threshold(
         ScoredAnswers(_get_correct(validation), validation_confidence, _get_weights(validation)),
         ScoredAnswers(_get_correct(holdout), confidence, _get_weights(holdout)),
         threshold,
         rouge[frame.index.get_indexer(holdout.index)],
+    )
+    return SiteMetrics(
+        out_of_fold=auroc(_get_correct(reviewed), out_of_fold, _get_weights(reviewed)),
+        **make_interval_columns("auroc", compute_aurocs(holdout, {"": confidence}, resampling)[""]),
+        **at_threshold.to_dict(),
     )
 
 
@@ -113,7 +116,7 @@ def evaluate_left_out_products(
     resampling: BootstrapConfig,
     min_n_eff: int,
     confidence: pd.Series,
-) -> list[dict[str, Any]]:
+) -> list[ProductLeftOut]:
     """Evaluate on each product a probe that was trained without that product.
 
     Args:
@@ -126,55 +129,39 @@ def evaluate_left_out_products(
         confidence: Confidences of the exported probe, by row of `frame`.
 
     Returns:
-        A row for each product of the hold-out: `auroc` without the product, `auroc_trained_on_all` of the exported
-        probe, and `lost`, the paired difference on the same resamples with its own interval. A product with too few
-        answers has a `note` instead.
+        A row for each product of the hold-out. A product with too few answers has only a `note`.
     """
     holdout = _select_representative(frame, "holdout")
-    rows = []
+    results = []
     for product in sorted(holdout["product"].dropna().unique()):
         reviewed = holdout[holdout["product"] == product]
-        row: dict[str, Any] = {"product": product, "rows": len(reviewed)}
+        make_result = partial(ProductLeftOut, product=product, rows=len(reviewed))
         train = frame[(frame["split"] == "train") & (frame["product"] != product)]
         if effective_sample_size(_get_weights(reviewed)) < min_n_eff:
-            rows.append({**row, "note": f"fewer than {min_n_eff} answers: not judged"})
+            results.append(make_result(note=f"fewer than {min_n_eff} answers: not judged"))
             continue
         if reviewed["correct"].nunique() < 2:
-            rows.append({**row, "note": "one class only: no AUROC"})
+            results.append(make_result(note="one class only: no AUROC"))
             continue
         try:
             fitted = fit_probe(architecture, make_training_rows(train, read_states), train["group"].to_numpy(), probe)
         except AbstainError as error:
-            rows.append({**row, "note": str(error)})
+            results.append(make_result(note=str(error)))
             continue
         confidences = {
             "without": predict_confidence(fitted.probe, read_states(reviewed.index)).numpy(),
-            "all": confidence[reviewed.index],
+            "all": confidence[reviewed.index].to_numpy(),
         }
-        aurocs = compute_aurocs(
-            reviewed, {name: np.asarray(values) for name, values in confidences.items()}, resampling
+        aurocs = compute_aurocs(reviewed, confidences, resampling)
+        results.append(
+            make_result(
+                note="",
+                auroc_trained_on_all=aurocs["all"].value,
+                **make_interval_columns("auroc", aurocs["without"]),
+                **make_interval_columns("lost", paired_difference(aurocs["all"], aurocs["without"])),
+            )
         )
-        row |= make_interval_columns("auroc", aurocs["without"]) | {"auroc_trained_on_all": aurocs["all"].value}
-        rows.append(
-            {**row, **make_interval_columns("lost", paired_difference(aurocs["all"], aurocs["without"])), "note": ""}
-        )
-    return rows
-
-
-def compute_auroc_with_interval(
-    rows: pd.DataFrame, confidence: np.ndarray, resampling: BootstrapConfig
-) -> dict[str, float]:
-    """Compute the AUROC with its 95 % interval by groups.
-
-    Args:
-        rows: Rows of the data set.
-        confidence: (rows,) confidences; nan ranks below all others.
-        resampling: Number of resamples and seed.
-
-    Returns:
-        `auroc`, `auroc_low` and `auroc_high`.
-    """
-    return make_interval_columns("auroc", compute_aurocs(rows, {"": confidence}, resampling)[""])
+    return results
 
 
 def _select_representative(frame: pd.DataFrame, split: Split) -> pd.DataFrame:

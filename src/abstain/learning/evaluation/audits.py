@@ -2,100 +2,86 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from abstain.learning.evaluation.records import AnswersShuffled, ContextRemoved
+from abstain.learning.evaluation.reviewed_split import ReviewedSplit
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.metrics.bootstrap import BootstrapConfig, bootstrap, make_interval_columns, paired_difference
+from abstain.learning.metrics.bootstrap import BootstrapConfig, make_interval_columns, paired_difference
 
 
 def audit_context_removed(
-    correct: np.ndarray,
-    scores: pd.DataFrame,
-    changed_scores: pd.DataFrame,
-    weight: np.ndarray,
-    groups: np.ndarray,
-    resampling: BootstrapConfig,
-) -> list[dict[str, Any]]:
+    reviewed: ReviewedSplit, changed_scores: pd.DataFrame, resampling: BootstrapConfig
+) -> list[ContextRemoved]:
     """Compare AUROC and mean confidence of the same answers with and without the context.
 
     A scorer that ranks answers as well without the context does not use it to check them.
 
     Args:
-        correct: (rows,) 0 or 1.
-        scores: (rows, scorers) confidences with the context; nan without a score.
+        reviewed: The answers with their scores.
         changed_scores: (rows, scorers) confidences without the context; nan without a score.
-        weight: (rows,) sampling weights.
-        groups: (rows,) group ids of the bootstrap.
         resampling: Number of resamples and seed.
 
     Returns:
-        A row for each scorer: `scorer`, `auroc`, `auroc_changed`, `mean` and `mean_changed`, and `auroc_lost`, the
-        paired difference on the same resamples with its 95 % interval.
+        A row for each scorer; `auroc_lost` is the paired difference on the same resamples.
     """
     statistics = {
-        (name, variant): partial(metrics.auroc, correct, table[name].to_numpy())
-        for name in scores
-        for variant, table in (("original", scores), ("changed", changed_scores))
+        (name, variant): partial(metrics.auroc, reviewed.correct, table[name].to_numpy())
+        for name in reviewed.scores
+        for variant, table in (("original", reviewed.scores), ("changed", changed_scores))
     }
-    estimates = bootstrap(statistics, groups, n_resamples=resampling.n_resamples, seed=resampling.seed, weight=weight)
+    estimates = reviewed.bootstrap(statistics, resampling)
     return [
-        {
-            "scorer": name,
-            "auroc": estimates[name, "original"].value,
-            "auroc_changed": estimates[name, "changed"].value,
+        ContextRemoved(
+            scorer=str(name),
+            auroc=estimates[name, "original"].value,
+            auroc_changed=estimates[name, "changed"].value,
+            mean=_compute_mean(reviewed.scores[name], reviewed.weight),
+            mean_changed=_compute_mean(changed_scores[name], reviewed.weight),
             **make_interval_columns(
                 "auroc_lost", paired_difference(estimates[name, "original"], estimates[name, "changed"])
             ),
-            "mean": _compute_mean(scores[name], weight),
-            "mean_changed": _compute_mean(changed_scores[name], weight),
-        }
-        for name in scores
+        )
+        for name in reviewed.scores
     ]
 
 
 def audit_answers_shuffled(
-    correct: np.ndarray,
-    scores: pd.DataFrame,
-    changed_scores: pd.DataFrame,
-    weight: np.ndarray,
-    thresholds: dict[str, float],
-) -> list[dict[str, Any]]:
+    reviewed: ReviewedSplit, changed_scores: pd.DataFrame, thresholds: Mapping[str, float]
+) -> list[AnswersShuffled]:
     """Measure how well correct answers outscore shuffled answers to the same questions.
 
     Args:
-        correct: (rows,) 0 or 1.
-        scores: (rows, scorers) confidences of the original answers; nan without a score.
+        reviewed: The answers with their scores.
         changed_scores: (rows, scorers) confidences of the shuffled answers; nan without a score.
-        weight: (rows,) sampling weights.
         thresholds: Scorer -> threshold, for the scorers that have one.
 
     Returns:
-        A row for each scorer: `auroc_against_shuffled` of the correct answers against the shuffled ones, the mean
-        confidences of both, and `shown_changed`, the share of shuffled answers that the threshold would show, None
-        without a threshold.
+        A row for each scorer.
     """
-    is_correct = correct == 1
-    labels = np.repeat([1, 0], is_correct.sum())
-    weights = np.tile(weight[is_correct], 2)
+    correct, weight = reviewed.subset(reviewed.correct == 1), reviewed.weight
+    changed_correct = changed_scores[reviewed.correct == 1]
+    labels, weights = np.repeat([1, 0], len(correct.rows)), np.tile(correct.weight, 2)
     rows = []
-    for name in scores:
-        original, shuffled = scores[name].to_numpy()[is_correct], changed_scores[name].to_numpy()[is_correct]
-        row: dict[str, Any] = {
-            "scorer": name,
-            "auroc_against_shuffled": metrics.auroc(labels, np.concatenate([original, shuffled]), weights),
-            "mean_correct": _compute_mean(scores[name][is_correct], weight[is_correct]),
-            "mean_changed": _compute_mean(changed_scores[name][is_correct], weight[is_correct]),
-            "shown_changed": None,
-        }
+    for name in map(str, reviewed.scores):
+        both = np.concatenate([correct.scores[name], changed_correct[name]])
+        shown_changed = None
         if name in thresholds:
-            row["shown_changed"] = metrics.coverage(
-                correct, changed_scores[name].to_numpy(), weight, threshold=thresholds[name]
+            changed = changed_scores[name].to_numpy()
+            shown_changed = metrics.coverage(reviewed.correct, changed, weight, threshold=thresholds[name])
+        rows.append(
+            AnswersShuffled(
+                scorer=name,
+                auroc_against_shuffled=metrics.auroc(labels, both, weights),
+                mean_correct=_compute_mean(correct.scores[name], correct.weight),
+                mean_changed=_compute_mean(changed_correct[name], correct.weight),
+                shown_changed=shown_changed,
             )
-        rows.append(row)
+        )
     return rows
 
 

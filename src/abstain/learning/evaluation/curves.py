@@ -1,4 +1,8 @@
-"""The tables of the report's plots and of DVC's plots, with a row for each point."""
+"""The tables of the report's plots and of DVC's plots, with a row for each point.
+
+`correct`, 0 or 1, `weight`, the sampling weights, and confidences are (rows,); `scores` is (rows, scorers), with nan
+where a scorer has no score.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import numpy as np
 import pandas as pd
 from sklearn.metrics import roc_curve
 
+from abstain.learning.evaluation.records import RankCorrelation
 from abstain.learning.evaluation.reviewed_split import ReviewedSplit
 from abstain.learning.metrics import weighted_metrics as metrics
 
@@ -46,16 +51,7 @@ def build_plot_tables(
 
 
 def make_roc_table(correct: np.ndarray, scores: pd.DataFrame, weight: np.ndarray) -> pd.DataFrame:
-    """Make the table of ROC curves; an answer without a score is the last to be shown.
-
-    Args:
-        correct: (rows,) 0 or 1.
-        scores: (rows, scorers) confidences; nan without a score.
-        weight: (rows,) sampling weights.
-
-    Returns:
-        `scorer`, `false_positive_rate` and `true_positive_rate`.
-    """
+    """Make the table of ROC curves; an answer without a score is the last to be shown."""
     tables = []
     for name in scores:
         false_positive, true_positive, _ = roc_curve(correct, _fill_missing(scores[name]), sample_weight=weight)
@@ -66,16 +62,7 @@ def make_roc_table(correct: np.ndarray, scores: pd.DataFrame, weight: np.ndarray
 
 
 def make_risk_coverage_table(correct: np.ndarray, scores: pd.DataFrame, weight: np.ndarray) -> pd.DataFrame:
-    """Make the table of risk-coverage curves.
-
-    Args:
-        correct: (rows,) 0 or 1.
-        scores: (rows, scorers) confidences; nan without a score.
-        weight: (rows,) sampling weights.
-
-    Returns:
-        `scorer`, `coverage` (rising) and `risk`, the share of errors among the shown answers.
-    """
+    """Make the table of risk-coverage curves; risk is the share of errors among the shown answers."""
     tables = []
     for name in scores:
         coverage, risk = metrics.risk_coverage(correct, scores[name].to_numpy(), weight)
@@ -86,17 +73,7 @@ def make_risk_coverage_table(correct: np.ndarray, scores: pd.DataFrame, weight: 
 def make_reliability_table(
     correct: np.ndarray, raw: np.ndarray, calibrated: np.ndarray, weight: np.ndarray
 ) -> pd.DataFrame:
-    """Make the table of the reliability diagram before and after calibration.
-
-    Args:
-        correct: (rows,) 0 or 1.
-        raw: (rows,) raw confidences in [0, 1].
-        calibrated: (rows,) probabilities.
-        weight: (rows,) sampling weights.
-
-    Returns:
-        `kind` (raw or calibrated) and the columns of `weighted_metrics.reliability`, a row for each bin.
-    """
+    """Make the table of the reliability diagram before and after calibration, by `kind`."""
     bins = {"raw": raw, "calibrated": calibrated}
     return pd.DataFrame(
         [
@@ -110,18 +87,17 @@ def make_reliability_table(
 def make_slice_reliability_table(
     stratum: pd.Series, correct: np.ndarray, calibrated: np.ndarray, weight: np.ndarray, min_n_eff: int
 ) -> pd.DataFrame:
-    """Make the table of the reliability diagrams of slices.
+    """Make the table of the reliability diagrams of slices, by `kind`, with `SLICE_BINS` bins each.
 
     Args:
-        stratum: (rows,) slice of each row.
-        correct: (rows,) 0 or 1.
-        calibrated: (rows,) probabilities.
-        weight: (rows,) sampling weights.
+        stratum: (rows,) slice of each row; the `MAX_SLICES_PER_PLOT` largest slices are taken.
+        correct: 0 or 1.
+        calibrated: Probabilities.
+        weight: Sampling weights.
         min_n_eff: Smallest effective sample size of a slice.
 
     Returns:
-        `kind` (the slice) and the columns of `weighted_metrics.reliability`, with `SLICE_BINS` bins for each of the
-        `MAX_SLICES_PER_PLOT` largest slices.
+        `kind` and the columns of `weighted_metrics.reliability`.
     """
     slices = {str(name): (stratum == name).to_numpy() for name in stratum.value_counts().index}
     large_slices = {
@@ -136,16 +112,7 @@ def make_slice_reliability_table(
 
 
 def make_confidence_histogram(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray) -> pd.DataFrame:
-    """Make the histogram of confidences, separately for correct and incorrect answers.
-
-    Args:
-        correct: (rows,) 0 or 1.
-        confidence: (rows,) in [0, 1].
-        weight: (rows,) sampling weights.
-
-    Returns:
-        `bin_low`, `bin_high`, and `correct` and `incorrect`, the shares of all answers in the bin.
-    """
+    """Make the histogram of confidences; `correct` and `incorrect` are shares of all answers."""
     edges = np.linspace(0, 1, BINS + 1)
     table = pd.DataFrame({"bin_low": edges[:-1], "bin_high": edges[1:]})
     for name, label in (("correct", 1), ("incorrect", 0)):
@@ -154,18 +121,10 @@ def make_confidence_histogram(correct: np.ndarray, confidence: np.ndarray, weigh
     return table
 
 
-def compute_rank_correlations(scores: pd.DataFrame, names: Sequence[str]) -> dict[str, object]:
-    """Compute Spearman's rank correlations of scorers, over the answers that all of them score.
-
-    Args:
-        scores: (rows, scorers) confidences; nan without a score.
-        names: The scorers.
-
-    Returns:
-        `names`, and `matrix`, nested lists (scorers, scorers).
-    """
+def compute_rank_correlations(scores: pd.DataFrame, names: Sequence[str]) -> RankCorrelation:
+    """Compute Spearman's rank correlations of scorers, over the answers that all of them score."""
     complete = scores[list(names)].dropna()
-    return {"names": list(names), "matrix": complete.rank().corr().to_numpy().tolist()}
+    return RankCorrelation(names=list(names), matrix=complete.rank().corr().to_numpy().tolist())
 
 
 def _fill_missing(scores: pd.Series) -> np.ndarray:

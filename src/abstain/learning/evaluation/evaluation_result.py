@@ -1,100 +1,36 @@
 """Evaluation of a candidate as data: metrics.json and evaluation.json, which the stage `evaluate` writes.
 
-The report, the Prefect artifacts and the promotion checks read these files. A value that is not defined for the
-answers is None (null in JSON).
+The report, the Prefect artifacts and the promotion checks read these files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
-
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from typing import Any, Self
 
 from abstain.core.formatting import HasValues, format_count
 from abstain.core.markdown import is_defined
-from abstain.learning.thresholds.guarantee import Guarantee
-
-Value = Annotated[float | None, BeforeValidator(lambda value: value if is_defined(value) else None)]
-"""A metric; None if it is not defined for the answers, which the stage knows as nan."""
-
-
-class EvaluationPart(BaseModel):
-    """Frozen part of an evaluation. Keys that are not declared are kept as they are: the stages before wrote them."""
-
-    model_config = ConfigDict(frozen=True, extra="allow", protected_namespaces=())
-
-    def get(self, name: str) -> Any:
-        """Return a value by its key, such as `auroc_low`; None if there is none."""
-        return getattr(self, name, None)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the keys and values that were read, and no others."""
-        return self.model_dump(exclude_unset=True)
-
-
-class Auroc(EvaluationPart):
-    """AUROC with its 95 % interval."""
-
-    auroc: Value
-    auroc_low: Value
-    auroc_high: Value
-
-
-class ScorerMetrics(Auroc):
-    """Row of the leaderboard; further metrics have keys `NAME`, `NAME_low` and `NAME_high`.
-
-    Attributes:
-        unscored: Answers without a score, which count as withheld.
-        auroc_difference: AUROC less that of the served scorer; None for the served one itself.
-        chance_better: Share of resamples in which the AUROC is higher than that of the served scorer.
-    """
-
-    unscored: int
-    auroc_difference: Value
-    auroc_difference_low: Value
-    auroc_difference_high: Value
-    chance_better: Value
-    error_recall_at_15pct: Value
-    error_recall_over_random: Value
-
-
-class Rates(EvaluationPart):
-    """Coverage of a threshold, and the precision of what it shows."""
-
-    coverage: Value
-    precision: Value
-
-
-class ThresholdMetrics(Rates):
-    """Metrics at a threshold (`selective_prediction.evaluate_at_threshold`)."""
-
-    threshold: float
-    recall: Value
-    abstention_rate: Value
-    accuracy: Value
-    f1: Value
-    rouge_shown: Value = None
-    rouge_withheld: Value = None
-    rouge_shown_answers: int = 0
-    rouge_withheld_answers: int = 0
-
-
-class ServedMetrics(ThresholdMetrics):
-    """Metrics at the served threshold, with the shown answers counted."""
-
-    shown: int
-    shown_n_eff: float
-    precision_low: Value = None
-    precision_high: Value = None
-    error_rate_low: Value = None
-    error_rate_high: Value = None
-
-
-class CountedRates(Rates):
-    """Rates on a number of answers."""
-
-    rows: int
+from abstain.core.result_record import ResultRecord, Value
+from abstain.learning.estimators.regressors.summary import RegressorSummary
+from abstain.learning.estimators.summaries import ProbeChoice, ScorerChoice
+from abstain.learning.evaluation.records import (
+    AnswersShuffled,
+    CalibratorMetrics,
+    ContextRemoved,
+    Examples,
+    KindSlice,
+    OwnThreshold,
+    ProductLeftOut,
+    RankCorrelation,
+    ScorerMetrics,
+    ServedMetrics,
+    Site,
+    Slice,
+    SplitMetrics,
+    ThresholdMetrics,
+)
+from abstain.learning.thresholds.guarantee import MIN_SHOWN_GROUPS, Guarantee, can_check
+from abstain.learning.thresholds.threshold_result import CountedRates, ThresholdResult
 
 
 class DistinctRates(CountedRates):
@@ -105,18 +41,26 @@ class DistinctRates(CountedRates):
     error_rate: Value
 
 
-class SplitMetrics(EvaluationPart):
-    """Number of reviewed answers of a split, of those not equally likely to be reviewed, and what they are worth."""
-
-    rows: int
-    sampled_unevenly: int = 0
-    effective_sample_size: float = 0.0
-
-
 class NewestMetrics(SplitMetrics):
     """The served scorer on the answers asked after the hold-out was frozen."""
 
     auroc: Value
+
+
+class ServedSummary(ResultRecord):
+    """What is served, for the reader of metrics.json alone."""
+
+    name: str
+    kind: str
+    forward_tokens: float
+
+
+class Target(ResultRecord):
+    """The target of the threshold, and the smallest effective sample size that is judged."""
+
+    metric: str
+    value: float
+    min_n_eff: int
 
 
 class HoldoutMetrics(SplitMetrics):
@@ -125,6 +69,9 @@ class HoldoutMetrics(SplitMetrics):
     Attributes:
         base_rate: Share of correct answers.
         label_source: Where the labels come from.
+        digest: Digest of its answers and labels, including the reviews that are not evaluated.
+        served: The served scorer.
+        target: The target of the threshold.
         scorers: Scorer -> row of the leaderboard.
         at_threshold: The served threshold.
         at_heuristic: The heuristic threshold; None without one.
@@ -134,6 +81,9 @@ class HoldoutMetrics(SplitMetrics):
 
     base_rate: Value
     label_source: str
+    digest: str
+    served: ServedSummary
+    target: Target
     scorers: dict[str, ScorerMetrics]
     at_threshold: ServedMetrics
     at_heuristic: ThresholdMetrics | None
@@ -141,202 +91,69 @@ class HoldoutMetrics(SplitMetrics):
     self_selected: CountedRates | None
 
 
-class EvaluationMetrics(EvaluationPart):
+class EvaluationMetrics(ResultRecord):
     """Content of metrics.json."""
 
     holdout: HoldoutMetrics
     newest: NewestMetrics
 
 
-class TunedThreshold(Rates):
-    """A threshold and its rates on the validation split."""
+class ServedScorer(ScorerChoice):
+    """The served scorer, what it was chosen from, and what its probe reads."""
 
-    threshold: float
-
-
-class ThresholdResult(EvaluationPart):
-    """Content of threshold.json.
-
-    Attributes:
-        threshold: The served threshold.
-        guarantee: Its guarantee; with status "none", the heuristic threshold is served.
-        heuristic: The threshold that just reaches the target on the validation split; None if there is none.
-        self_selected: Rates on reviews that reviewers selected themselves; None if there are none.
-    """
-
-    threshold: float
-    guarantee: Guarantee
-    heuristic: TunedThreshold | None
-    self_selected: CountedRates | None
-
-
-class Candidate(Auroc):
-    """A scorer that can be served, with its AUROC out of fold."""
-
-    scorer: str
-    kind: str
-    forward_tokens: float
-
-
-class ServedScorer(EvaluationPart):
-    """The served scorer, what it was chosen from, and what it reads."""
-
-    name: str
-    kind: str
-    requested: str
-    max_forward_tokens: int | None
-    forward_tokens: float
-    components: list[str]
-    candidates: list[Candidate]
-    not_servable: dict[str, str]
     model: str
     layout: str
     layer: int | str
     site: str
 
 
-class ProbeChoice(EvaluationPart):
-    """The exported probe, and the AUROC of each architecture out of fold."""
-
-    exported: str
-    description: str
-    out_of_fold: dict[str, Value]
-
-
-class Regressor(EvaluationPart):
-    """A correctness regressor.
-
-    Attributes:
-        dropped: Feature that does not vary in training -> its constant value; None if it is missing everywhere.
-        parity: Largest difference between what was fitted and its file.
-        bytes: Size of its file.
-        holdout: Metrics on the hold-out; None without a threshold, for which `note` has the reason.
-    """
-
-    dropped: dict[str, Value]
-    parity: float
-    bytes: int
-    holdout: dict[str, Value] | None
-    note: str = ""
-
-
-class Perturbation(EvaluationPart):
-    """The perturbed contexts of the regressors; `perturbed` counts the answers with a remark."""
-
-    rows: int
-    perturbation_model: str | None
-    perturbed: dict[str, int]
-
-
-class Regressors(EvaluationPart):
-    """The correctness regressors, and the contexts that were perturbed for them."""
-
-    regressors: dict[str, Regressor]
-    perturbed: Perturbation
-
-
-class Replies(EvaluationPart):
+class Replies(ResultRecord):
     """Replies to the Yes-score's question, and how many of them are neither yes nor no."""
 
     neither: int
     replies: int
 
 
-class CalibratorMetrics(EvaluationPart):
-    """A calibration method on the hold-out."""
+class FeatureSummary(ResultRecord):
+    """Content of features.json that the evaluation needs.
 
-    method: str
-    ece: Value
-    ece_low: Value
-    ece_high: Value
-    brier: Value
-    brier_low: Value
-    brier_high: Value
+    Attributes:
+        forward_tokens: Scorer -> tokens that the base model reads for an answer.
+        skipped_scorers: Scorer that was not computed -> reason.
+        neither: Replies without yes or no; None if no scorer asked for one.
+        unranked: Answers without a rank among those of their writer; "" if there are none.
+    """
+
+    forward_tokens: dict[str, float]
+    skipped_scorers: dict[str, str]
+    neither: Replies | None
+    unranked: str
 
 
-class Calibration(EvaluationPart):
+class Perturbation(ResultRecord):
+    """The perturbed contexts of the regressors; `perturbed` counts the answers with a remark."""
+
+    rows: int
+    perturbation_model: str | None
+    perturbed: dict[str, int]
+    forward_tokens: float
+    forward_tokens_of_copies: float
+
+
+class Regressors(RegressorSummary):
+    """The correctness regressors, and the contexts that were perturbed for them."""
+
+    perturbed: Perturbation
+
+
+class Calibration(ResultRecord):
     """The calibration method of the served scorer among the others."""
 
     method: str
     by_method: list[CalibratorMetrics]
 
 
-class OwnThreshold(EvaluationPart):
-    """A scorer at a threshold of its own, tuned on validation; only a `note` if none reaches the target."""
-
-    note: str
-    threshold: Value = None
-    precision: Value = None
-    recall: Value = None
-    coverage: Value = None
-    abstention_rate: Value = None
-    rouge_shown: Value = None
-    rouge_withheld: Value = None
-
-
-class Slice(Auroc):
-    """The served scorer on a slice of the hold-out; `note` has the reason for undefined values."""
-
-    by: str
-    slice: str
-    rows: int
-    n_eff: float
-    base_rate: Value
-    ece: Value
-    brier: Value
-    shown: int
-    precision: Value
-    note: str
-
-
-class KindSlice(EvaluationPart):
-    """AUROC of every scorer on one kind of answer; no scorer if the slice is too small."""
-
-    slice: str
-    rows: int
-    n_eff: float
-    scorers: dict[str, Auroc]
-
-
-class ContextRemoved(EvaluationPart):
-    """A scorer on the same answers with and without the retrieved context."""
-
-    scorer: str
-    auroc: Value
-    auroc_changed: Value
-    auroc_lost: Value
-    auroc_lost_low: Value
-    auroc_lost_high: Value
-    mean: Value
-    mean_changed: Value
-
-
-class AnswersShuffled(EvaluationPart):
-    """A scorer on correct answers and on answers to other questions."""
-
-    scorer: str
-    auroc_against_shuffled: Value
-    mean_correct: Value
-    mean_changed: Value
-    shown_changed: Value
-
-
-class ProductLeftOut(EvaluationPart):
-    """A probe that was trained without a product, on that product; only a `note` if it was not judged."""
-
-    product: str
-    rows: int
-    note: str
-    auroc: Value = None
-    auroc_low: Value = None
-    auroc_high: Value = None
-    auroc_trained_on_all: Value = None
-    lost: Value = None
-    lost_low: Value = None
-    lost_high: Value = None
-
-
-class Audits(EvaluationPart):
+class Audits(ResultRecord):
     """The audits that were enabled."""
 
     context_removed: list[ContextRemoved] | None = None
@@ -344,24 +161,7 @@ class Audits(EvaluationPart):
     product_left_out: list[ProductLeftOut] | None = None
 
 
-class RankCorrelation(EvaluationPart):
-    """Rank correlations of the variants of the Yes-score."""
-
-    names: list[str]
-    matrix: list[list[Value]]
-
-
-class Site(OwnThreshold, Auroc):
-    """A probe site of the sweep."""
-
-    layer: int | str
-    site: str
-    chunks: int | None
-    served: bool
-    out_of_fold: Value
-
-
-class FusionWeights(EvaluationPart):
+class FusionWeights(ResultRecord):
     """The fusion's coefficients, and what is added to the log-odds where a score is missing."""
 
     strength: float
@@ -369,27 +169,7 @@ class FusionWeights(EvaluationPart):
     missing: dict[str, float]
 
 
-class Example(EvaluationPart):
-    """An answer of the hold-out."""
-
-    interaction_id: str
-    product: str | None
-    question: str
-    answer: str
-    ideal_answer: str | None
-    confidence: Value
-    probability: Value
-
-
-class Examples(EvaluationPart):
-    """Withheld errors, shown errors, and withheld correct answers."""
-
-    caught: list[Example]
-    missed: list[Example]
-    withheld: list[Example]
-
-
-class EvaluationContent(EvaluationPart):
+class EvaluationContent(ResultRecord):
     """Content of evaluation.json.
 
     Attributes:
@@ -425,7 +205,7 @@ class EvaluationContent(EvaluationPart):
     examples: Examples
 
 
-class EvaluationResult(EvaluationPart):
+class EvaluationResult(ResultRecord):
     """The evaluation of a candidate: what the stage `evaluate` writes, and what the report reads."""
 
     metrics: EvaluationMetrics
@@ -447,8 +227,12 @@ class EvaluationResult(EvaluationPart):
     def too_few_shown(self) -> str:
         """How many answers the hold-out shows, if these are too few to check a guarantee; else ""."""
         point, min_n_eff = self.metrics.holdout.at_threshold, self.evaluation.min_n_eff
-        if point.shown_n_eff >= min_n_eff:
+        if can_check(point.shown_n_eff, point.shown_groups, min_n_eff):
             return ""
+        if point.shown_n_eff >= min_n_eff:
+            return (
+                f"the hold-out shows answers about {point.shown_groups} documents where {MIN_SHOWN_GROUPS} are needed"
+            )
         evenly = "" if point.shown < min_n_eff else f", effective sample size {point.shown_n_eff:.0f},"
         return f"the hold-out has {format_count(point.shown, 'shown answer')}{evenly} where {min_n_eff} are needed"
 
@@ -475,14 +259,5 @@ def get_metric_value(metric: str, rates: HasValues) -> float | None:
 
 
 def meets_target(metric: str, target: float, value: float) -> bool:
-    """Return whether a value is as good as the target, except for rounding.
-
-    Args:
-        metric: `precision` or `error_rate`.
-        target: Target of the guarantee.
-        value: Measured value.
-
-    Returns:
-        Whether the target is met.
-    """
+    """Return whether a value is as good as the target of the guarantee, except for rounding."""
     return value >= target - 1e-9 if metric == "precision" else value <= target + 1e-9

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -13,9 +13,17 @@ import pandas as pd
 
 from abstain.core.errors import AbstainError
 from abstain.data.store.splits import split_by_sampling
-from abstain.learning.evaluation.selective_prediction import ScoredAnswers
+from abstain.learning.evaluation.records import CalibratorMetrics, ServedMetrics, SplitMetrics
+from abstain.learning.evaluation.selective_prediction import ScoredAnswers, evaluate_at_threshold
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.metrics.bootstrap import BootstrapConfig, bootstrap, make_interval_columns
+from abstain.learning.metrics.bootstrap import (
+    BootstrapConfig,
+    Estimate,
+    Key,
+    Statistic,
+    bootstrap,
+    make_interval_columns,
+)
 from abstain.learning.metrics.calibration import Calibrator, Method, fit_calibrator
 
 
@@ -27,11 +35,13 @@ class ReviewedSplit:
         rows: Rows of the data set.
         scores: (rows, scorers) raw confidences; nan where a scorer has no score.
         calibrated: (rows, scorers) probabilities; nan where there is none.
+        sampling_weight: (rows,) weights; None computes them from the inclusion probabilities.
     """
 
     rows: pd.DataFrame
     scores: pd.DataFrame
     calibrated: pd.DataFrame
+    sampling_weight: np.ndarray | None = None
 
     @cached_property
     def correct(self) -> np.ndarray:
@@ -41,6 +51,8 @@ class ReviewedSplit:
     @cached_property
     def weight(self) -> np.ndarray:
         """The sampling weights, (rows,) (`weighted_metrics.row_weights`)."""
+        if self.sampling_weight is not None:
+            return self.sampling_weight
         return metrics.row_weights(self.rows["inclusion_probability"].to_numpy(float))
 
     @cached_property
@@ -49,13 +61,23 @@ class ReviewedSplit:
         return self.rows["group"].to_numpy()
 
     @property
-    def counts(self) -> dict[str, Any]:
+    def counts(self) -> SplitMetrics:
         """The number of rows, the number of unevenly sampled ones, and the effective sample size."""
-        return {
-            "rows": len(self.rows),
-            "sampled_unevenly": int((self.weight < 1).sum()),
-            "effective_sample_size": metrics.effective_sample_size(self.weight),
-        }
+        return SplitMetrics(
+            rows=len(self.rows),
+            sampled_unevenly=int((self.weight < 1).sum()),
+            effective_sample_size=metrics.effective_sample_size(self.weight),
+        )
+
+    def bootstrap(self, statistics: Mapping[Key, Statistic], resampling: BootstrapConfig) -> dict[Key, Estimate]:
+        """Estimate statistics of these answers, weighted, on resamples of their groups (`bootstrap.bootstrap`)."""
+        return bootstrap(
+            statistics, self.groups, n_resamples=resampling.n_resamples, seed=resampling.seed, weight=self.weight
+        )
+
+    def subset(self, mask: np.ndarray) -> ReviewedSplit:
+        """Select the rows where `mask`, bool (rows,), is true; they keep their weights."""
+        return ReviewedSplit(self.rows[mask], self.scores[mask], self.calibrated[mask], self.weight[mask])
 
     def split_by_sampling(self, sampled_only: bool = True) -> tuple[ReviewedSplit, ReviewedSplit]:
         """Separate the answers that represent all answers from self-selected ones (`splits.split_by_sampling`).
@@ -74,78 +96,55 @@ class ReviewedSplit:
         return representative, self_selected
 
     def get_raw_scores(self, name: str) -> np.ndarray:
-        """Return the raw confidences of a scorer.
-
-        Args:
-            name: The scorer.
-
-        Returns:
-            float64 (rows,); nan without a score.
-        """
+        """Return the raw confidences of a scorer, float64 (rows,); nan without a score."""
         return self.scores[name].to_numpy(float)
 
     def get_scored_answers(self, name: str) -> ScoredAnswers:
-        """Return the answers with the raw confidences of a scorer.
-
-        Args:
-            name: The scorer.
-
-        Returns:
-            The answers; the confidence is nan without a score.
-        """
+        """Return the answers with the raw confidences of a scorer."""
         return ScoredAnswers(self.correct, self.get_raw_scores(name), self.weight)
 
     def get_scored_rows(self, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the answers that a scorer has a score for.
-
-        Args:
-            name: The scorer.
-
-        Returns:
-            Raw confidence, label and weight, each (scored rows,).
-        """
+        """Return raw confidence, label and weight of the answers that a scorer has a score for."""
         confidence = self.get_raw_scores(name)
         has_score = ~np.isnan(confidence)
         return confidence[has_score], self.correct[has_score], self.weight[has_score]
 
     def get_probabilities(self, name: str) -> np.ndarray:
-        """Return the calibrated probabilities of a scorer.
-
-        Args:
-            name: The scorer.
-
-        Returns:
-            float64 (rows,); nan where there is none.
-        """
+        """Return the calibrated probabilities of a scorer, float64 (rows,); nan where there is none."""
         return self.calibrated[name].to_numpy(float)
 
-    def summarize_shown(self, name: str, threshold: float, resampling: BootstrapConfig) -> dict[str, float]:
-        """Count the shown answers, and compute 95 % intervals of their precision and of the error rate, by groups.
+    def evaluate_served(
+        self, name: str, threshold: float, resampling: BootstrapConfig, rouge: np.ndarray | None = None
+    ) -> ServedMetrics:
+        """Evaluate a threshold, with 95 % intervals of the precision and of the error rate by groups.
 
-        An interval of width 0 is reported as nan: if all shown answers are correct, they are correct in every resample.
+        An interval of width 0 is undefined: if all shown answers are correct, they are correct in every resample.
 
         Args:
             name: The scorer.
             threshold: Answers with confidence >= `threshold` are shown.
             resampling: Number of resamples and seed.
+            rouge: As in `evaluate_at_threshold`.
 
         Returns:
-            `shown`, their effective sample size `shown_n_eff`, `precision_low`, `precision_high`, `error_rate_low` and
-            `error_rate_high`.
+            The metrics.
         """
         shown = (self.get_raw_scores(name) >= threshold).astype(float)
         statistics = {
             "precision": partial(metrics.precision, self.correct, shown, threshold=1.0),
             "error_rate": partial(metrics.weighted_mean, shown * (1 - self.correct)),
         }
-        estimates = bootstrap(
-            statistics, self.groups, n_resamples=resampling.n_resamples, seed=resampling.seed, weight=self.weight
-        )
-        row = {"shown": int(shown.sum()), "shown_n_eff": metrics.effective_sample_size(self.weight[shown == 1])}
-        for metric, estimate in estimates.items():
+        bounds: dict[str, Any] = {}
+        for metric, estimate in self.bootstrap(statistics, resampling).items():
             low, high = estimate.interval if np.ptp(estimate.interval) > 0 else (np.nan, np.nan)
-            row |= {f"{metric}_low": low, f"{metric}_high": high}
-        return row
+            bounds |= {f"{metric}_low": low, f"{metric}_high": high}
+        return ServedMetrics(
+            **evaluate_at_threshold(self.get_scored_answers(name), threshold, rouge).to_dict(),
+            shown=int(shown.sum()),
+            shown_n_eff=metrics.effective_sample_size(self.weight[shown == 1]),
+            shown_groups=len(np.unique(self.groups[shown == 1])),
+            **bounds,
+        )
 
 
 def calibrate_scores(
@@ -180,7 +179,7 @@ def compare_calibrators(
     name: str,
     uncalibrated: list[str],
     resampling: BootstrapConfig,
-) -> list[dict[str, Any]]:
+) -> list[CalibratorMetrics]:
     """Compare the calibration methods by ECE and Brier score on the hold-out.
 
     Args:
@@ -191,7 +190,7 @@ def compare_calibrators(
         resampling: Number of resamples and seed.
 
     Returns:
-        A row for each method with `ece`, `brier` and their 95 % intervals; nan if the method needs more answers.
+        A row for each method; its metrics are undefined if it needs more answers.
     """
     probabilities: dict[str, np.ndarray] = {}
     for method in get_args(Method):
@@ -201,19 +200,17 @@ def compare_calibrators(
         except AbstainError:  # too few answers of a class: the row of this method has no values
             probabilities[method] = np.full(len(holdout.rows), np.nan)
     probabilities |= {f"none, {scorer}": holdout.get_raw_scores(scorer) for scorer in uncalibrated}
-    score_functions: dict[str, Callable[..., Any]] = {"ece": metrics.ece, "brier": metrics.brier}
     statistics = {
-        (method, metric): partial(function, holdout.correct, probability)
+        (method, name): partial(function, holdout.correct, probability)
         for method, probability in probabilities.items()
-        for metric, function in score_functions.items()
+        for name, function in (("ece", metrics.ece), ("brier", metrics.brier))
     }
-    estimates = bootstrap(
-        statistics, holdout.groups, n_resamples=resampling.n_resamples, seed=resampling.seed, weight=holdout.weight
-    )
-    rows = []
-    for method in probabilities:
-        row: dict[str, Any] = {"method": method}
-        for metric in score_functions:
-            row |= make_interval_columns(metric, estimates[method, metric])
-        rows.append(row)
-    return rows
+    estimates = holdout.bootstrap(statistics, resampling)
+    return [
+        CalibratorMetrics(
+            method=method,
+            **make_interval_columns("ece", estimates[method, "ece"]),
+            **make_interval_columns("brier", estimates[method, "brier"]),
+        )
+        for method in probabilities
+    ]

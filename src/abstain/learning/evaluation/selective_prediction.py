@@ -15,47 +15,11 @@ import pandas as pd
 
 from abstain.config.params import ThresholdParams
 from abstain.core.errors import AbstainError
+from abstain.learning.evaluation.records import OwnThreshold, ThresholdMetrics
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.thresholds.selection import tune_threshold
 
 GRID = tuple(step / 10 for step in range(10))
-
-
-def evaluate_at_threshold(
-    correct: np.ndarray,
-    confidence: np.ndarray,
-    threshold: float,
-    weight: metrics.Weight = None,
-    rouge: np.ndarray | None = None,
-) -> dict[str, float]:
-    """Evaluate showing every answer with confidence >= `threshold`, a row of the paper's tables 2 and 4.
-
-    Args:
-        correct: (rows,) 0 or 1.
-        confidence: (rows,); an answer without a score, nan, is withheld.
-        threshold: The threshold.
-        weight: (rows,) sampling weights; None means equal weights.
-        rouge: (rows,) ROUGE-L against the ideal answer, in [0, 1]; nan without one. None leaves ROUGE out.
-
-    Returns:
-        `threshold`, `precision`, `recall`, `coverage`, `abstention_rate` = 1 - coverage, and `accuracy` and `f1` of
-        shown as the prediction of correct. With `rouge` also its means over shown and withheld answers, `rouge_shown`
-        and `rouge_withheld`, and the numbers of answers in these means, `rouge_shown_answers` and
-        `rouge_withheld_answers`. A value without any answers is nan.
-    """
-    metric_functions = (metrics.precision, metrics.recall, metrics.coverage, metrics.accuracy, metrics.f1)
-    precision, recall, shown, accuracy, f1 = (
-        metric(correct, confidence, weight, threshold=threshold) for metric in metric_functions
-    )
-    row = {"threshold": threshold, "precision": precision, "recall": recall, "coverage": shown}
-    row |= {"abstention_rate": 1 - shown, "accuracy": accuracy, "f1": f1}
-    if rouge is None:
-        return row
-    has_ideal_answer, shown_rows = ~np.isnan(rouge), confidence >= threshold
-    for name, mask in (("shown", has_ideal_answer & shown_rows), ("withheld", has_ideal_answer & ~shown_rows)):
-        row[f"rouge_{name}"] = metrics.weighted_mean(rouge[mask], None if weight is None else weight[mask])
-        row[f"rouge_{name}_answers"] = int(mask.sum())
-    return row
 
 
 @dataclass(frozen=True)
@@ -73,9 +37,42 @@ class ScoredAnswers:
     weight: np.ndarray
 
 
+def evaluate_at_threshold(
+    answers: ScoredAnswers, threshold: float, rouge: np.ndarray | None = None
+) -> ThresholdMetrics:
+    """Evaluate showing every answer with confidence >= `threshold`, a row of the paper's tables 2 and 4.
+
+    Args:
+        answers: The answers; one without a score is withheld.
+        threshold: The threshold.
+        rouge: (rows,) ROUGE-L against the ideal answer, in [0, 1]; nan without one. None leaves ROUGE out.
+
+    Returns:
+        The metrics; accuracy and F1 are those of shown as the prediction of correct.
+    """
+    functions = {
+        "precision": metrics.precision,
+        "recall": metrics.recall,
+        "coverage": metrics.coverage,
+        "accuracy": metrics.accuracy,
+        "f1": metrics.f1,
+    }
+    values = {
+        name: metric(answers.correct, answers.confidence, answers.weight, threshold=threshold)
+        for name, metric in functions.items()
+    }
+    similarities: dict[str, Any] = {}
+    if rouge is not None:
+        has_ideal_answer, is_shown = ~np.isnan(rouge), answers.confidence >= threshold
+        for name, mask in (("shown", has_ideal_answer & is_shown), ("withheld", has_ideal_answer & ~is_shown)):
+            similarities[f"rouge_{name}"] = metrics.weighted_mean(rouge[mask], answers.weight[mask])
+            similarities[f"rouge_{name}_answers"] = int(mask.sum())
+    return ThresholdMetrics(threshold=threshold, abstention_rate=1 - values["coverage"], **values, **similarities)
+
+
 def evaluate_at_tuned_threshold(
     validation: ScoredAnswers, holdout: ScoredAnswers, params: ThresholdParams, rouge: np.ndarray | None = None
-) -> dict[str, Any]:
+) -> OwnThreshold:
     """Evaluate the hold-out at the heuristic threshold of the validation split.
 
     Args:
@@ -85,8 +82,7 @@ def evaluate_at_tuned_threshold(
         rouge: (hold-out rows,) ROUGE-L against the ideal answer; nan without one. None leaves ROUGE out.
 
     Returns:
-        The row of `evaluate_at_threshold` and an empty `note`; only a `note` with the reason if the target cannot be
-        met on validation.
+        The metrics with an empty `note`; only a `note` with the reason if the target cannot be met on validation.
     """
     has_score = ~np.isnan(validation.confidence)
     try:
@@ -94,29 +90,22 @@ def evaluate_at_tuned_threshold(
             validation.confidence[has_score], validation.correct[has_score], params, validation.weight[has_score]
         )
     except AbstainError as error:
-        return {"note": str(error)}
-    row = evaluate_at_threshold(holdout.correct, holdout.confidence, tuned.threshold, holdout.weight, rouge)
-    return {**row, "note": ""}
+        return OwnThreshold(note=str(error))
+    return OwnThreshold(note="", **evaluate_at_threshold(holdout, tuned.threshold, rouge).to_dict())
 
 
 def build_threshold_table(
-    correct: np.ndarray,
-    confidence: np.ndarray,
-    marked_thresholds: Mapping[str, float],
-    weight: metrics.Weight = None,
-    rouge: np.ndarray | None = None,
+    answers: ScoredAnswers, marked_thresholds: Mapping[str, float], rouge: np.ndarray | None = None
 ) -> pd.DataFrame:
     """Evaluate the thresholds 0.0, 0.1 ... 0.9 and the marked ones, in rising order (the paper's table 2).
 
     Args:
-        correct: (rows,) 0 or 1.
-        confidence: (rows,); nan without a score.
+        answers: The answers.
         marked_thresholds: Name -> threshold. Each name has its own row, also if two have the same threshold.
-        weight: (rows,) sampling weights; None means equal weights.
-        rouge: (rows,) ROUGE-L against the ideal answer; nan without one. None leaves ROUGE out.
+        rouge: As in `evaluate_at_threshold`.
 
     Returns:
-        The rows of `evaluate_at_threshold`, and `mark`, the name of a marked threshold or "".
+        The columns of `ThresholdMetrics`, and `mark`, the name of a marked threshold or "".
 
     Raises:
         ValueError: A marked threshold is nan: a missing guarantee has no threshold to show.
@@ -127,8 +116,5 @@ def build_threshold_table(
     grid = [(threshold, "") for threshold in GRID if threshold not in marked_thresholds.values()]
     rows = sorted([*grid, *((threshold, name) for name, threshold in marked_thresholds.items())])
     return pd.DataFrame(
-        [
-            {**evaluate_at_threshold(correct, confidence, threshold, weight, rouge), "mark": mark}
-            for threshold, mark in rows
-        ]
+        [{**evaluate_at_threshold(answers, threshold, rouge).to_dict(), "mark": mark} for threshold, mark in rows]
     )

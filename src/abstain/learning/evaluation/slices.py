@@ -7,51 +7,20 @@ the reason instead of metrics.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from abstain.core.result_record import Auroc
+from abstain.learning.evaluation.records import KindSlice, Slice
+from abstain.learning.evaluation.reviewed_split import ReviewedSplit
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.learning.metrics.bootstrap import BootstrapConfig, bootstrap, make_interval_columns
+from abstain.learning.metrics.bootstrap import BootstrapConfig, Estimate, make_interval_columns
 
 NOT_GIVEN = "not given"
 KIND = "kind of answer"
-
-
-@dataclass(frozen=True)
-class SliceInput:
-    """Answers with the scores of one scorer. All arrays are (rows,).
-
-    Attributes:
-        correct: 0 or 1.
-        confidence: Raw confidence; nan without a score.
-        probability: Calibrated probability; nan without a score.
-        shown: bool, whether the threshold shows the answer.
-        groups: Group ids.
-        weight: Sampling weights (`weighted_metrics.row_weights`).
-    """
-
-    correct: np.ndarray
-    confidence: np.ndarray
-    probability: np.ndarray
-    shown: np.ndarray
-    groups: np.ndarray
-    weight: np.ndarray
-
-    def subset(self, rows: pd.Series) -> SliceInput:
-        """Select answers.
-
-        Args:
-            rows: bool (rows,) mask.
-
-        Returns:
-            The selected answers.
-        """
-        mask = rows.to_numpy(bool)
-        return SliceInput(*(getattr(self, field.name)[mask] for field in fields(self)))
 
 
 def make_strata(
@@ -95,116 +64,113 @@ def make_strata(
     )
 
 
-def build_slice_table(
-    scored: SliceInput, strata: pd.DataFrame, resampling: BootstrapConfig, min_n_eff: int
-) -> pd.DataFrame:
+def evaluate_slices(
+    reviewed: ReviewedSplit,
+    scorer: str,
+    threshold: float,
+    strata: pd.DataFrame,
+    resampling: BootstrapConfig,
+    min_n_eff: int,
+) -> list[Slice]:
     """Evaluate a scorer on every slice, weighted.
 
     Args:
-        scored: Answers with the scores of one scorer.
+        reviewed: The evaluated answers.
+        scorer: Name of the scorer.
+        threshold: Answers with confidence >= `threshold` are shown.
         strata: (rows, strata) from `make_strata`.
-        resampling: Number of resamples and seed.
+        resampling: Number of resamples and seed; the intervals are by groups of the slice.
         min_n_eff: Smallest effective sample size. A smaller slice is not evaluated; with fewer shown answers, its
             precision is not.
 
     Returns:
-        A row for each slice: `stratum`, `slice`, `rows`, `n_eff`, `base_rate`, `auroc` of the confidence with its 95 %
-        interval by groups of the slice, `ece` and `brier` of the probability, `shown` (rows), `precision`, and
-        `note`, the reason for nan values or "".
+        A row for each slice.
     """
-    return pd.DataFrame(
-        [
-            {"stratum": stratum, "slice": name}
-            | _evaluate_slice(scored.subset(strata[stratum] == name), resampling, min_n_eff)
-            for stratum in strata.columns
-            for name in strata[stratum].cat.categories
-        ]
-    )
+    return [
+        _evaluate_slice(
+            str(stratum),
+            name,
+            reviewed.subset((strata[stratum] == name).to_numpy()),
+            scorer,
+            threshold,
+            resampling,
+            min_n_eff,
+        )
+        for stratum in strata.columns
+        for name in strata[stratum].cat.categories
+    ]
 
 
 def compute_auroc_by_slice(
-    correct: np.ndarray,
-    scores: pd.DataFrame,
-    groups: np.ndarray,
-    weight: np.ndarray,
-    stratum: pd.Series,
-    resampling: BootstrapConfig,
-    min_n_eff: int,
-) -> list[dict[str, Any]]:
+    reviewed: ReviewedSplit, stratum: pd.Series, resampling: BootstrapConfig, min_n_eff: int
+) -> list[KindSlice]:
     """Compute the AUROC of every scorer on each slice of one stratum.
 
     Args:
-        correct: (rows,) 0 or 1.
-        scores: (rows, scorers) confidences; nan without a score.
-        groups: (rows,) group ids of the bootstrap.
-        weight: (rows,) sampling weights.
+        reviewed: The evaluated answers.
         stratum: (rows,) a column of `make_strata`.
-        resampling: Number of resamples and seed.
+        resampling: Number of resamples and seed; the intervals are by groups of the slice.
         min_n_eff: Smallest effective sample size of a slice to evaluate.
 
     Returns:
-        A row for each slice: `slice`, `rows`, `n_eff`, and `scorers`, scorer -> AUROC with its 95 % interval by groups
-        of the slice; empty if the slice is too small.
+        A row for each slice.
     """
-    rows = []
+    slices = []
     for name in stratum.cat.categories:
-        mask = (stratum == name).to_numpy(bool)
-        row = {
-            "slice": name,
-            "rows": int(mask.sum()),
-            "n_eff": metrics.effective_sample_size(weight[mask]),
-            "scorers": {},
-        }
-        if row["n_eff"] >= min_n_eff:
-            statistics = {
-                scorer: partial(metrics.auroc, correct[mask], scores[scorer].to_numpy(float)[mask]) for scorer in scores
-            }
-            estimates = bootstrap(
-                statistics, groups[mask], n_resamples=resampling.n_resamples, seed=resampling.seed, weight=weight[mask]
-            )
-            row["scorers"] = {
-                str(scorer): make_interval_columns("auroc", estimate) for scorer, estimate in estimates.items()
-            }
-        rows.append(row)
-    return rows
+        rows = reviewed.subset((stratum == name).to_numpy())
+        n_eff, names = rows.counts.effective_sample_size, map(str, rows.scores)
+        estimates: dict[str, Estimate] = {}
+        if n_eff >= min_n_eff:
+            statistics = {scorer: partial(metrics.auroc, rows.correct, rows.get_raw_scores(scorer)) for scorer in names}
+            estimates = rows.bootstrap(statistics, resampling)
+        aurocs = {scorer: Auroc(**make_interval_columns("auroc", estimate)) for scorer, estimate in estimates.items()}
+        slices.append(KindSlice(slice=name, rows=len(rows.rows), n_eff=n_eff, scorers=aurocs))
+    return slices
 
 
-def _evaluate_slice(scored: SliceInput, resampling: BootstrapConfig, min_n_eff: int) -> dict[str, Any]:
-    correct, weight, shown = scored.correct, scored.weight, scored.shown
-    row = {
-        "rows": len(correct),
-        "n_eff": metrics.effective_sample_size(weight),
-        "base_rate": metrics.weighted_mean(correct, weight),
-    }
-    row |= dict.fromkeys(("auroc", "auroc_low", "auroc_high", "ece", "brier"), np.nan)
-    row |= {"shown": int(shown.sum()), "precision": np.nan}
-    if row["n_eff"] < min_n_eff:
-        return row | {"note": f"{_describe_too_few(row['rows'], min_n_eff)} answers: not judged"}
-    statistics = {"": partial(metrics.auroc, correct, scored.confidence)}
-    auroc = bootstrap(
-        statistics, scored.groups, n_resamples=resampling.n_resamples, seed=resampling.seed, weight=weight
-    )[""]
-    row |= make_interval_columns("auroc", auroc)
-    row |= {"ece": metrics.ece(correct, scored.probability, weight)}
-    row |= {"brier": metrics.brier(correct, scored.probability, weight)}
-    notes = [reason for reason, holds in _check_undefined(scored).items() if holds]
-    if not notes and np.isnan(row["auroc_low"]):
-        notes.append("too few groups of both classes for an interval")
-    if metrics.effective_sample_size(weight[shown]) < min_n_eff:
-        notes.append(f"{_describe_too_few(row['shown'], min_n_eff)} shown answers: precision not judged")
+def _evaluate_slice(
+    stratum: str,
+    name: str,
+    rows: ReviewedSplit,
+    scorer: str,
+    threshold: float,
+    resampling: BootstrapConfig,
+    min_n_eff: int,
+) -> Slice:
+    correct, weight, n_eff = rows.correct, rows.weight, rows.counts.effective_sample_size
+    confidence, probability = rows.get_raw_scores(scorer), rows.get_probabilities(scorer)
+    shown = confidence >= threshold
+    values = dict.fromkeys(("auroc", "auroc_low", "auroc_high", "ece", "brier", "precision"), np.nan)
+    if n_eff < min_n_eff:
+        notes = [f"{_describe_too_few(len(correct), min_n_eff)} answers: not judged"]
     else:
-        row["precision"] = metrics.weighted_mean(correct[shown], weight[shown])
-    return row | {"note": "; ".join(notes)}
-
-
-def _check_undefined(scored: SliceInput) -> dict[str, bool]:
-    """Return the possible reasons for an undefined metric of a slice, and whether each applies."""
-    return {
-        "no answer has a score": bool(np.isnan(scored.confidence).all()),
-        "no answer has a probability": bool(np.isnan(scored.probability).all()),
-        "one class only": len(np.unique(scored.correct)) < 2,
-        "one group only: no interval": len(np.unique(scored.groups)) < 2,
-    }
+        estimate = rows.bootstrap({"": partial(metrics.auroc, correct, confidence)}, resampling)[""]
+        values |= make_interval_columns("auroc", estimate)
+        values["ece"] = metrics.ece(correct, probability, weight)
+        values["brier"] = metrics.brier(correct, probability, weight)
+        reasons = {
+            "no answer has a score": np.isnan(confidence).all(),
+            "no answer has a probability": np.isnan(probability).all(),
+            "one class only": len(np.unique(correct)) < 2,
+            "one group only: no interval": len(np.unique(rows.groups)) < 2,
+        }
+        notes = [reason for reason, applies in reasons.items() if applies]
+        if not notes and np.isnan(values["auroc_low"]):
+            notes = ["too few groups of both classes for an interval"]
+        if metrics.effective_sample_size(weight[shown]) >= min_n_eff:
+            values["precision"] = metrics.weighted_mean(correct[shown], weight[shown])
+        else:
+            notes.append(f"{_describe_too_few(int(shown.sum()), min_n_eff)} shown answers: precision not judged")
+    return Slice(
+        by=stratum,
+        slice=name,
+        rows=len(correct),
+        n_eff=n_eff,
+        base_rate=metrics.weighted_mean(correct, weight),
+        shown=int(shown.sum()),
+        note="; ".join(notes),
+        **values,
+    )
 
 
 def _describe_too_few(rows: int, min_n_eff: int) -> str:

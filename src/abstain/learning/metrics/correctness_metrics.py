@@ -19,14 +19,34 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.core.result_record import ResultRecord, Value
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import BootstrapConfig, Statistic, bootstrap, make_interval_columns
+
+
+class EstimateMetrics(ResultRecord):
+    """A regressor as a row of the paper's tables: statistics of `make_statistics` with `NAME_low` and `NAME_high`.
+
+    Attributes:
+        threshold: t.
+        labelled: Number of rows with a true score.
+        note: The reason for an undefined AUROC; None if it is defined.
+    """
+
+    __pydantic_extra__: dict[str, Value]
+    threshold: float
+    labelled: int
+    note: str | None
+    mse: Value
+    positive: Value
+    auroc: Value
+    accuracy: Value
+    f1: Value
 
 
 def make_statistics(
@@ -87,7 +107,7 @@ def evaluate_estimates(
     weight: metrics.Weight,
     resampling: BootstrapConfig,
     buffer: float | None = None,
-) -> dict[str, Any]:
+) -> EstimateMetrics:
     """Evaluate a regressor as a row of the paper's tables.
 
     Args:
@@ -100,8 +120,7 @@ def evaluate_estimates(
         buffer: b of `make_statistics`; None leaves the buffered statistics out.
 
     Returns:
-        Every statistic of `make_statistics` with its 95 % interval (`f1`, `f1_low`, `f1_high` and so on), `threshold`,
-        `labelled` (the number of rows with a true score) and `note`, the reason for an undefined AUROC, or None.
+        Every statistic of `make_statistics` with its 95 % interval.
 
     Raises:
         ValueError: A score is outside of [0, 1], or the buffer is negative.
@@ -113,11 +132,15 @@ def evaluate_estimates(
         seed=resampling.seed,
         weight=weight,
     )
-    n_labelled = int((~np.isnan(np.asarray(true, dtype=float))).sum())
-    row: dict[str, Any] = {"threshold": threshold, "labelled": n_labelled}
+    columns: dict[str, float] = {}
     for name, estimate in estimates.items():
-        row |= make_interval_columns(name, estimate)
-    return {**row, "note": _explain_undefined(estimates["positive"].value, estimates["auroc"].value, threshold)}
+        columns |= make_interval_columns(name, estimate)
+    return EstimateMetrics(
+        threshold=threshold,
+        labelled=int((~np.isnan(np.asarray(true, dtype=float))).sum()),
+        note=_explain_undefined(columns["positive"], columns["auroc"], threshold),
+        **columns,
+    )
 
 
 def tune_t(

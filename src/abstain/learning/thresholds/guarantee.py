@@ -16,8 +16,24 @@ VoidCondition = Literal["documents_change", "model_changes", "questions_change"]
 
 MIN_GROUPS = 10
 """Smallest number of groups whose answers can give a guarantee."""
+MIN_SHOWN_GROUPS = 5
+"""Smallest number of groups whose shown answers can check a guarantee on the hold-out."""
 VOID_IF: tuple[VoidCondition, ...] = ("documents_change", "model_changes", "questions_change")
 """What ends every guarantee."""
+
+
+def can_check(shown_n_eff: float, shown_groups: int, min_n_eff: int) -> bool:
+    """Return whether a hold-out can check a guarantee, which is active if it can and the checks pass.
+
+    Args:
+        shown_n_eff: Effective sample size of its shown answers.
+        shown_groups: Number of groups of these.
+        min_n_eff: Smallest effective sample size that is judged.
+
+    Returns:
+        Whether both are large enough.
+    """
+    return shown_n_eff >= min_n_eff and shown_groups >= MIN_SHOWN_GROUPS
 
 
 class _GuaranteeRecord(BaseModel):

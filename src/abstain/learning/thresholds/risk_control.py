@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -33,22 +33,14 @@ from abstain.core.errors import AbstainError
 from abstain.learning.metrics.calibration import validate_rows
 from abstain.learning.metrics.weighted_metrics import Weight, effective_sample_size
 from abstain.learning.thresholds.design_effect import GroupTotals, compute_group_totals, estimate_intraclass_correlation
-from abstain.learning.thresholds.guarantee import (
-    MIN_GROUPS,
-    VOID_IF,
-    Guarantee,
-    GuaranteeEstimates,
-    GuaranteeEvidence,
-    TargetMetric,
-)
+from abstain.learning.thresholds.guarantee import MIN_GROUPS, TargetMetric
+from abstain.learning.thresholds.outcomes import ControlledThreshold, InfeasibleThreshold
 from abstain.learning.thresholds.reviewer_share import ReviewerShare, find_largest_share
+from abstain.learning.thresholds.reviews_needed import estimate_reviews_needed
 from abstain.learning.thresholds.selection import OperatingPoint, compute_operating_point
 
 MAX_CANDIDATES = 50
 """Number of candidate thresholds, evenly spaced by coverage; 20 or 200 of them reach the same coverage."""
-POWER = 0.8
-"""Probability of a guarantee with `reviews_needed` reviews."""
-MAX_REVIEWS_NEEDED = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -128,119 +120,6 @@ class ReviewedAnswers:
     @property
     def _weight(self) -> np.ndarray:
         return np.ones(len(self.correct)) if self.weight is None else self.weight
-
-
-@dataclass(frozen=True)
-class _ThresholdResult:
-    """The fields of every outcome. `groups` counts documents; `sampled` is that of `ReviewedAnswers`."""
-
-    metric: TargetMetric
-    target: float
-    confidence: float
-    threshold: float
-    precision: float
-    error_rate: float
-    coverage: float
-    rows: int
-    groups: int
-    sampled: bool
-    icc: float
-    n_eff: int
-    largest_reviewer: ReviewerShare | None
-
-    def _make_guarantee(
-        self, status: Literal["unchecked", "none"], p_value: float | None, additional_reviews: int | None
-    ) -> Guarantee:
-        largest = self.largest_reviewer
-        return Guarantee(
-            status=status,
-            metric=self.metric,
-            target=self.target,
-            confidence=self.confidence,
-            population="all_answers" if self.sampled else "answers_like_reviewed",
-            evidence=GuaranteeEvidence(
-                reviews=self.rows,
-                groups=self.groups,
-                n_eff=self.n_eff,
-                icc=self.icc,
-                sampled=self.sampled,
-                p_value=p_value,
-                reviewers=largest and largest.reviewers,
-                largest_reviewer_share=largest and largest.share,
-            ),
-            estimates=GuaranteeEstimates(
-                coverage=self.coverage,
-                precision=None if math.isnan(self.precision) else self.precision,
-                error_rate=self.error_rate,
-            ),
-            holdout=None,
-            void_if=VOID_IF,
-            additional_reviews=additional_reviews,
-        )
-
-
-@dataclass(frozen=True)
-class ControlledThreshold(_ThresholdResult):
-    """A threshold that meets the target with the stated confidence. Fractions are in [0, 1].
-
-    The guarantee holds for all answers if the reviewed ones were `sampled` with known probabilities, otherwise for
-    answers like the reviewed ones.
-
-    Attributes:
-        metric: "precision" or "error_rate".
-        target: Guaranteed lower bound of the precision, or upper bound of the error rate.
-        confidence: Confidence of the guarantee, in (0, 1).
-        threshold: Answers with confidence >= `threshold` are shown.
-        precision: Estimated share of correct answers among the shown ones.
-        error_rate: Estimated share of all answers that are shown and incorrect.
-        coverage: Estimated share of all answers that are shown.
-        rows: Number of reviewed answers.
-        groups: Number of documents that they are about.
-        sampled: Whether all of them were sampled with known probabilities.
-        icc: Estimated correlation of being incorrect within a document.
-        n_eff: Number of independent answers that carry as much information as the answers that `metric` counts (the
-            shown ones for a precision, all for an error rate).
-        largest_reviewer: The largest share of one reviewer in the weight of the counted answers.
-        shown: Number of reviewed answers that are shown.
-        p_value: Probability of as few incorrect answers, or fewer, if the target were only just missed at this
-            threshold.
-    """
-
-    shown: int
-    p_value: float
-
-    def to_guarantee(self) -> Guarantee:
-        """Return the guarantee; the promotion checks it on the hold-out."""
-        return self._make_guarantee("unchecked", self.p_value, None)
-
-
-@dataclass(frozen=True)
-class InfeasibleThreshold(_ThresholdResult):
-    """The reason for a missing guarantee, and the number of reviews that would help.
-
-    `threshold` is the candidate nearest to the target; `precision`, `error_rate` and `coverage` are its estimates for
-    all answers. The other fields are as in `ControlledThreshold`.
-
-    Attributes:
-        reviews_needed: Number of answers, sampled like these, that would give a guarantee with probability 80 % if the
-            estimates are true. If the estimate does not beat the target, the number if the truth is the best value that
-            these answers do not exclude at 95 %; None if no number would do.
-        additional_reviews: Additional reviews for that, in all splits together; about other documents if there are
-            fewer than `MIN_GROUPS`.
-        is_lower_bound: Whether the two numbers are lower bounds, because the estimate does not beat the target.
-        p_value: That of a threshold that passes the test, if only the share of one reviewer, above
-            `max_reviewer_share`, prevents the guarantee. `reviews_needed` reviews reduce that share to the limit if
-            others write all the additional ones. None if no threshold passes.
-    """
-
-    reviews_needed: int | None
-    additional_reviews: int | None
-    is_lower_bound: bool
-    p_value: float | None = None
-
-    def to_guarantee(self) -> Guarantee:
-        """Return why there is no guarantee."""
-        return self._make_guarantee("none", self.p_value, self.additional_reviews)
 
 
 @dataclass(frozen=True)
@@ -359,46 +238,6 @@ def control_risk_by_params(
         max_reviewer_share=params.max_reviewer_share,
         validation_share=validation_share,
     )
-
-
-def estimate_reviews_needed(
-    metric: TargetMetric,
-    target: float,
-    confidence_level: float,
-    estimated_value: float,
-    coverage: float,
-    effective_share: float = 1.0,
-) -> int | None:
-    """Estimate how many reviewed answers a guarantee needs (power 80 %, accurate to 2 %).
-
-    Args:
-        metric: "precision" or "error_rate".
-        target: Required precision, or highest error rate, in (0, 1).
-        confidence_level: Confidence of the guarantee, in (0, 1).
-        estimated_value: Estimated precision (or error rate) at the threshold.
-        coverage: Share of all answers that the threshold shows, in (0, 1].
-        effective_share: Effective sample size per counted answer, in (0, 1].
-
-    Returns:
-        The number of reviewed answers; None if the estimate does not beat the target, or not by enough for a million
-        reviews.
-    """
-    from scipy.stats import binom
-
-    max_error, error = (1 - target, 1 - estimated_value) if metric == "precision" else (target, estimated_value)
-    if not error < max_error:
-        return None
-    sizes = np.unique(np.geomspace(1, MAX_REVIEWS_NEEDED, 1000).astype(int))
-    max_incorrect = binom.ppf(1 - confidence_level, sizes, max_error)
-    max_incorrect = np.where(
-        binom.cdf(max_incorrect, sizes, max_error) <= 1 - confidence_level, max_incorrect, max_incorrect - 1
-    )
-    underpowered = np.flatnonzero(binom.cdf(max_incorrect, sizes, error) < POWER)
-    first_powered = underpowered[-1] + 1 if len(underpowered) else 0
-    if first_powered == len(sizes):
-        return None
-    n_needed = sizes[first_powered] / (effective_share * (coverage if metric == "precision" else 1))
-    return int(np.ceil(n_needed)) if n_needed <= MAX_REVIEWS_NEEDED else None
 
 
 def choose_candidate_thresholds(training: ReviewedAnswers) -> np.ndarray:

@@ -16,6 +16,7 @@ from abstain.config.params import ThresholdParams
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.learning.metrics.weighted_metrics import Weight, effective_sample_size
+from abstain.learning.thresholds.threshold_result import TunedThreshold
 
 ROUNDING = 1e-12
 
@@ -47,9 +48,9 @@ class OperatingPoint:
         """The share of all answers that are shown and incorrect; 0 if none is shown."""
         return self.coverage * (1 - self.precision) if self.shown else 0.0
 
-    def to_dict(self) -> dict[str, float | int]:
-        """Return the fields as JSON values."""
-        return asdict(self)
+    def to_record(self) -> TunedThreshold:
+        """Return the fields as a part of threshold.json."""
+        return TunedThreshold(**asdict(self))
 
 
 def tune_threshold(

@@ -7,7 +7,7 @@ for each. The stage `features` has computed all features: here they are read fro
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pandas as pd
 
@@ -19,6 +19,7 @@ from abstain.data.store.state_table import StateTable
 from abstain.learning.estimators.probe_registry import load_probe
 from abstain.learning.estimators.probes.base import predict_confidence
 from abstain.learning.evaluation.ablation import ReadStates, evaluate_left_out_products, evaluate_site
+from abstain.learning.evaluation.records import Ablations, ProductLeftOut, Site
 from abstain.learning.metrics.bootstrap import RESAMPLING
 from abstain.llm.features.extraction import FeatureSource
 from abstain.llm.signals.feature_plan import ProbeSite, get_served_site, list_sweep_sites
@@ -28,29 +29,25 @@ from abstain.stages.shared.states import load_labelled_states
 
 
 def stage(params: Params) -> None:
-    """Evaluate the sites of `sweep` and the left-out products.
-
-    Args:
-        params: All parameters.
-    """
+    """Evaluate the sites of `sweep` and the left-out products."""
     sweep_sites, audits_products = list_sweep_sites(params), "product_left_out" in params.audits.enabled
     if not (sweep_sites or audits_products):  # the default, which needs no states
-        artifacts.write_json(paths.ABLATIONS, {"sites": [], "left_out": []})
+        artifacts.write_json(paths.ABLATIONS, Ablations(sites=[], left_out=[]).to_dict())
         return
     frame, states = load_labelled_states()
     rouge = read_rouge(frame)
     served_site = get_served_site(params)
     sites = [served_site, *sweep_sites] if sweep_sites else []
-    rows: list[dict[str, Any]] = []
+    results: list[Site] = []
     for number, site in enumerate(sites, start=1):
         with tempfile.TemporaryDirectory(dir=paths.ARTIFACTS, prefix=".ablate-") as folder:
             read_states = states.subset if site == served_site else _read_site_states(params, frame, site, Path(folder))
-            evaluation = evaluate_site(
+            metrics = evaluate_site(
                 frame, read_states, params.sweep.architecture, params.probe, params.threshold, RESAMPLING, rouge
             )
-        rows.append({**asdict(site), "served": site == served_site, **evaluation})
+        results.append(Site(**asdict(site), served=site == served_site, **metrics.to_dict()))
         artifacts.report_progress(number, len(sites) + 1)
-    left_out = []
+    left_out: list[ProductLeftOut] = []
     if audits_products:
         probe = load_probe(paths.PROBE)
         left_out = evaluate_left_out_products(
@@ -63,7 +60,7 @@ def stage(params: Params) -> None:
             pd.Series(predict_confidence(probe, states).numpy(), frame.index),
         )
     artifacts.report_progress(len(sites) + 1, len(sites) + 1)
-    artifacts.write_json(paths.ABLATIONS, {"sites": rows, "left_out": left_out})
+    artifacts.write_json(paths.ABLATIONS, Ablations(sites=results, left_out=left_out).to_dict())
 
 
 def _read_site_states(params: Params, frame: pd.DataFrame, site: ProbeSite, folder: Path) -> ReadStates:

@@ -22,6 +22,7 @@ from abstain.data.store.state_table import StateTable
 from abstain.learning.estimators.fusion import Fusion
 from abstain.learning.estimators.probe_registry import load_probe
 from abstain.learning.estimators.probes.base import predict_confidence
+from abstain.learning.estimators.summaries import Candidate, ScorerChoice
 from abstain.learning.evaluation.scorer_choice import choose_cheapest_of_best, compute_aurocs
 from abstain.learning.metrics.bootstrap import RESAMPLING, Estimate, make_interval_columns
 from abstain.stages.shared import artifacts
@@ -29,11 +30,7 @@ from abstain.stages.shared.states import load_labelled_states
 
 
 def stage(params: Params) -> None:
-    """Choose the served scorer, and write its confidences.
-
-    Args:
-        params: All parameters.
-    """
+    """Choose the served scorer, and write its confidences."""
     frame, states = load_labelled_states()
     kinds, costs, not_servable = _load_servable_scorers()
     fusions = {name: Fusion.from_dict(content) for name, content in artifacts.read_json(paths.FUSIONS).items()}
@@ -46,28 +43,27 @@ def stage(params: Params) -> None:
     served = choose_served_scorer(params.serve, kinds, costs, aurocs, not_servable)
     print(f"served: {served}, AUROC out of fold {aurocs[served].value:.3f}, {costs[served]:.0f} tokens an answer")
     components = fusions[served].names if served in fusions else (served,)
-    artifacts.write_json(
-        paths.SCORER_CHOICE,
-        {
-            "name": served,
-            "kind": kinds[served],
-            "requested": params.serve.scorer,
-            "max_forward_tokens": params.serve.max_forward_tokens,
-            "forward_tokens": costs[served],
-            "components": list(components),
-            "kinds": {name: kinds[name] for name in (served, *components)},
-            "candidates": [
-                {
-                    "scorer": name,
-                    "kind": kinds[name],
-                    "forward_tokens": costs[name],
-                    **make_interval_columns("auroc", aurocs[name]),
-                }
-                for name in sorted(kinds, key=lambda name: (costs[name], name))
-            ],
-            "not_servable": not_servable,
-        },
+    candidates = [
+        Candidate(
+            scorer=name,
+            kind=kinds[name],
+            forward_tokens=costs[name],
+            **make_interval_columns("auroc", aurocs[name]),
+        )
+        for name in sorted(kinds, key=lambda name: (costs[name], name))
+    ]
+    choice = ScorerChoice(
+        name=served,
+        kind=kinds[served],
+        requested=params.serve.scorer,
+        max_forward_tokens=params.serve.max_forward_tokens,
+        forward_tokens=costs[served],
+        components=list(components),
+        kinds={name: kinds[name] for name in (served, *components)},
+        candidates=candidates,
+        not_servable=not_servable,
     )
+    artifacts.write_json(paths.SCORER_CHOICE, choice.to_dict())
     served_scores = frame[["interaction_id"]].assign(confidence=scores[served].astype(float))
     write_atomically(paths.SERVED_SCORES, served_scores.to_parquet(index=False))
 

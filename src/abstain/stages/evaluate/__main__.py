@@ -16,10 +16,15 @@ from abstain.data.store.state_table import StateTable
 from abstain.learning.estimators.fusion import Fusion
 from abstain.learning.estimators.onnx_probe import OnnxProbe
 from abstain.learning.estimators.probe_registry import load_probe
+from abstain.learning.estimators.regressors.summary import RegressorSummary
+from abstain.learning.estimators.summaries import ProbeChoice, ScorerChoice
+from abstain.learning.evaluation.evaluation_result import FeatureSummary, Perturbation
+from abstain.learning.evaluation.records import Ablations
 from abstain.learning.evaluation.reviewed_split import ReviewedSplit, calibrate_scores
 from abstain.learning.evaluation.score_table import ScoreTable
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.calibration import calibrator_from_dict
+from abstain.learning.thresholds.threshold_result import ThresholdResult
 from abstain.llm.features.extraction import FeatureSource
 from abstain.llm.signals.counterfactuals import COUNTERFACTUALS
 from abstain.stages.evaluate.evaluation import CandidateArtifacts, Evaluation, evaluate
@@ -31,11 +36,7 @@ SCORE_COLUMNS = ["interaction_id", "split", "group", "product", "correct", "sour
 
 
 def stage(params: Params) -> None:
-    """Evaluate the candidate.
-
-    Args:
-        params: All parameters.
-    """
+    """Evaluate the candidate."""
     frame, states = load_labelled_states()
     scorers = _read_scorers(params, frame)
     splits = _read_reviewed_splits(params, frame, states, scorers)
@@ -47,8 +48,8 @@ def _read_candidate(params: Params, scorers: ScoreTable, splits: Mapping[str, Re
         raise AbstainError(
             Code.TOO_FEW_LABELS, "no answer of the hold-out was reviewed, and thumbs cannot test: ingest reviews of it"
         )
-    threshold = artifacts.read_json(paths.THRESHOLD)
-    is_sampled = threshold["guarantee"]["evidence"]["sampled"]
+    threshold = ThresholdResult.model_validate(artifacts.read_json(paths.THRESHOLD))
+    is_sampled = threshold.guarantee.evidence.sampled
     holdout, self_selected = splits["holdout"].split_by_sampling(is_sampled)
     newest, _ = splits["newest"].split_by_sampling(is_sampled)
     rows = holdout.rows
@@ -70,12 +71,12 @@ def _read_candidate(params: Params, scorers: ScoreTable, splits: Mapping[str, Re
         base_model=read_base_model(),
         calibration=artifacts.read_json(paths.CALIBRATION)["method"],
         threshold=threshold,
-        choice=artifacts.read_json(paths.PROBE_CHOICE),
-        served=artifacts.read_json(paths.SCORER_CHOICE),
-        ablations=artifacts.read_json(paths.ABLATIONS),
-        features=artifacts.read_json(paths.FEATURES_SUMMARY),
-        conditions=artifacts.read_json(paths.NLL_SUMMARY),
-        regressors=artifacts.read_json(paths.REGRESSOR_SUMMARY),
+        choice=ProbeChoice.model_validate(artifacts.read_json(paths.PROBE_CHOICE)),
+        served=ScorerChoice.model_validate(artifacts.read_json(paths.SCORER_CHOICE)),
+        ablations=Ablations.model_validate(artifacts.read_json(paths.ABLATIONS)),
+        features=FeatureSummary.model_validate(artifacts.read_json(paths.FEATURES_SUMMARY)),
+        perturbation=Perturbation.model_validate(artifacts.read_json(paths.NLL_SUMMARY)),
+        regressors=RegressorSummary.model_validate(artifacts.read_json(paths.REGRESSOR_SUMMARY)),
     )
 
 

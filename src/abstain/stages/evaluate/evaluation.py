@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,10 +12,36 @@ from abstain.config.params import Params
 from abstain.core.contracts import Interaction
 from abstain.core.scorer_names import FUSION, LENGTH_ONLY, PROBE
 from abstain.data.store.splits import compute_holdout_digest
+from abstain.learning.estimators.regressors.summary import RegressorSummary
+from abstain.learning.estimators.summaries import ProbeChoice, ScorerChoice
 from abstain.learning.evaluation import audits, curves
-from abstain.learning.evaluation.evaluation_result import EvaluationResult
+from abstain.learning.evaluation.evaluation_result import (
+    Audits,
+    Calibration,
+    DistinctRates,
+    EvaluationContent,
+    EvaluationMetrics,
+    EvaluationResult,
+    FeatureSummary,
+    FusionWeights,
+    HoldoutMetrics,
+    NewestMetrics,
+    Perturbation,
+    Regressors,
+    ServedScorer,
+    ServedSummary,
+    Target,
+)
 from abstain.learning.evaluation.examples import select_examples
 from abstain.learning.evaluation.leaderboard import build_leaderboard
+from abstain.learning.evaluation.records import (
+    Ablations,
+    AnswersShuffled,
+    ContextRemoved,
+    Examples,
+    ProductLeftOut,
+    ScorerMetrics,
+)
 from abstain.learning.evaluation.reviewed_split import ReviewedSplit, compare_calibrators
 from abstain.learning.evaluation.score_table import ScoreTable
 from abstain.learning.evaluation.selective_prediction import (
@@ -24,9 +49,10 @@ from abstain.learning.evaluation.selective_prediction import (
     evaluate_at_threshold,
     evaluate_at_tuned_threshold,
 )
-from abstain.learning.evaluation.slices import KIND, SliceInput, build_slice_table, compute_auroc_by_slice, make_strata
+from abstain.learning.evaluation.slices import KIND, compute_auroc_by_slice, evaluate_slices, make_strata
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import RESAMPLING
+from abstain.learning.thresholds.threshold_result import CountedRates, ThresholdResult
 from abstain.llm.engine.requests import get_chosen_layer
 
 YES_SCORES = ("yes_score", "yes_score_tokens", "yes_score_fused")
@@ -50,12 +76,12 @@ class CandidateArtifacts:
         counterfactual_scores: Audit -> scores of the changed answers, a part of the rows of `holdout`.
         base_model: `name@revision` of the base model.
         calibration: The fitted calibration method.
-        threshold: Content of threshold.json.
-        choice: Summary of the chosen probe.
-        served: Summary of the served scorer.
-        ablations: Summary of the stage `ablate`.
+        threshold: The served threshold.
+        choice: The exported probe.
+        served: The served scorer.
+        ablations: What the stage `ablate` found.
         features: Summary of the stage `features`.
-        conditions: Summary of the stage `nll_features`.
+        perturbation: Summary of the stage `nll_features`.
         regressors: Summary of the stage `train_regressors`.
     """
 
@@ -70,13 +96,13 @@ class CandidateArtifacts:
     counterfactual_scores: Mapping[str, pd.DataFrame]
     base_model: str
     calibration: str
-    threshold: Mapping[str, Any]
-    choice: Mapping[str, Any]
-    served: Mapping[str, Any]
-    ablations: Mapping[str, Any]
-    features: Mapping[str, Any]
-    conditions: Mapping[str, Any]
-    regressors: Mapping[str, Any]
+    threshold: ThresholdResult
+    choice: ProbeChoice
+    served: ScorerChoice
+    ablations: Ablations
+    features: FeatureSummary
+    perturbation: Perturbation
+    regressors: RegressorSummary
 
 
 @dataclass(frozen=True)
@@ -104,61 +130,47 @@ def evaluate(params: Params, candidate: CandidateArtifacts) -> Evaluation:
     """
     holdout, newest, rouge = candidate.holdout, candidate.newest, candidate.rouge
     served = candidate.scorers.served
-    thresholds, confidence = _select_marked_thresholds(candidate.threshold), holdout.get_raw_scores(served)
-    board = build_leaderboard(
-        holdout.correct,
-        holdout.scores,
-        holdout.calibrated,
-        holdout.groups,
-        holdout.weight,
-        RESAMPLING,
-        champion=served,
+    answers, thresholds = holdout.get_scored_answers(served), _select_marked_thresholds(candidate.threshold)
+    applied, heuristic = next(iter(thresholds.values())), thresholds.get("heuristic")
+    board = build_leaderboard(holdout, RESAMPLING, champion=served)
+    holdout_metrics = HoldoutMetrics(
+        **holdout.counts.to_dict(),
+        base_rate=metrics.weighted_mean(holdout.correct, holdout.weight),
+        label_source="/".join(sorted(holdout.rows["source"].unique())),
+        digest=_compute_digest(holdout, candidate.self_selected),
+        served=ServedSummary(
+            name=candidate.served.name, kind=candidate.served.kind, forward_tokens=candidate.served.forward_tokens
+        ),
+        scorers=board,
+        at_threshold=holdout.evaluate_served(served, applied, RESAMPLING, rouge),
+        at_heuristic=None if heuristic is None else evaluate_at_threshold(answers, heuristic, rouge),
+        target=Target(
+            metric=params.threshold.metric, value=params.threshold.target, min_n_eff=params.evaluation.min_n_eff
+        ),
+        without_near_duplicates=_evaluate_without_near_duplicates(holdout, served, applied),
+        self_selected=_evaluate_self_selected(candidate.self_selected, served, applied),
     )
-    plotted = _select_plotted_scorers(board.set_index("scorer")["auroc"], candidate.scorers)
-    by_threshold = {
-        name: evaluate_at_threshold(holdout.correct, confidence, value, holdout.weight, rouge)
-        for name, value in thresholds.items()
-    }
-    applied = next(iter(thresholds))
-    holdout_metrics = {
-        **holdout.counts,
-        "base_rate": metrics.weighted_mean(holdout.correct, holdout.weight),
-        "label_source": "/".join(sorted(holdout.rows["source"].unique())),
-        "digest": _compute_digest(holdout, candidate.self_selected),
-        "served": {key: candidate.served[key] for key in ("name", "kind", "forward_tokens")},
-        "scorers": {row.pop("scorer"): row for row in board.to_dict("records")},
-        "at_threshold": {**by_threshold[applied], **holdout.summarize_shown(served, thresholds[applied], RESAMPLING)},
-        "at_heuristic": by_threshold.get("heuristic"),
-        "target": {
-            "metric": params.threshold.metric,
-            "value": params.threshold.target,
-            "min_n_eff": params.evaluation.min_n_eff,
-        },
-        "without_near_duplicates": _evaluate_without_near_duplicates(holdout, served, thresholds[applied]),
-        "self_selected": _evaluate_self_selected(candidate.self_selected, served, thresholds[applied]),
-    }
     auroc = metrics.auroc(newest.correct, newest.get_raw_scores(served), newest.weight)
+    plotted = _select_plotted_scorers(board, candidate.scorers)
     tables = curves.build_plot_tables(holdout, served, plotted, params.evaluation.min_n_eff)
-    tables["threshold"] = build_threshold_table(holdout.correct, confidence, thresholds, holdout.weight, rouge)
-    measured = {"holdout": holdout_metrics, "newest": {**newest.counts, "auroc": auroc}}
-    return Evaluation(EvaluationResult.from_files(measured, _build_content(params, candidate)), tables)
+    tables["threshold"] = build_threshold_table(answers, thresholds, rouge)
+    measured = EvaluationMetrics(holdout=holdout_metrics, newest=NewestMetrics(**newest.counts.to_dict(), auroc=auroc))
+    return Evaluation(EvaluationResult(metrics=measured, evaluation=_build_content(params, candidate)), tables)
 
 
-def _evaluate_without_near_duplicates(holdout: ReviewedSplit, served: str, threshold: float) -> dict[str, float]:
+def _evaluate_without_near_duplicates(holdout: ReviewedSplit, served: str, threshold: float) -> DistinctRates:
     """Evaluate the served scorer on the rows without a near-duplicate in the training data, and count the others."""
-    is_distinct = ~holdout.rows["duplicate_in_training"].to_numpy(bool)
-    correct, confidence, weight = (
-        holdout.correct[is_distinct],
-        holdout.get_raw_scores(served)[is_distinct],
-        holdout.weight[is_distinct],
+    is_duplicate = holdout.rows["duplicate_in_training"].to_numpy(bool)
+    distinct = holdout.subset(~is_duplicate).get_scored_answers(served)
+    rates, shown = evaluate_at_threshold(distinct, threshold), distinct.confidence >= threshold
+    return DistinctRates(
+        rows=len(distinct.correct),
+        near_duplicates=int(is_duplicate.sum()),
+        auroc=metrics.auroc(distinct.correct, distinct.confidence, distinct.weight),
+        precision=rates.precision,
+        coverage=rates.coverage,
+        error_rate=metrics.weighted_mean(shown * (1 - distinct.correct), distinct.weight),
     )
-    result = evaluate_at_threshold(correct, confidence, threshold, weight)
-    values = {
-        "auroc": metrics.auroc(correct, confidence, weight),
-        **{name: result[name] for name in ("precision", "coverage")},
-        "error_rate": metrics.weighted_mean((confidence >= threshold) * (1 - correct), weight),
-    }
-    return {"rows": int(is_distinct.sum()), "near_duplicates": int((~is_distinct).sum()), **values}
 
 
 def _compute_digest(*parts: ReviewedSplit) -> str:
@@ -167,93 +179,87 @@ def _compute_digest(*parts: ReviewedSplit) -> str:
     return compute_holdout_digest(list(rows["interaction_id"]), rows["correct"].astype(bool).tolist())
 
 
-def _evaluate_self_selected(self_selected: ReviewedSplit, served: str, threshold: float) -> dict[str, Any] | None:
+def _evaluate_self_selected(self_selected: ReviewedSplit, served: str, threshold: float) -> CountedRates | None:
     """Evaluate the served scorer on the self-selected reviews; None if there are none."""
     if self_selected.rows.empty:
         return None
-    result = evaluate_at_threshold(
-        self_selected.correct, self_selected.get_raw_scores(served), threshold, self_selected.weight
-    )
-    return {"rows": len(self_selected.rows), **{name: result[name] for name in ("precision", "coverage")}}
+    rates = evaluate_at_threshold(self_selected.get_scored_answers(served), threshold)
+    return CountedRates(rows=len(self_selected.rows), precision=rates.precision, coverage=rates.coverage)
 
 
-def _select_marked_thresholds(threshold: Mapping[str, Any]) -> dict[str, float]:
+def _select_marked_thresholds(threshold: ThresholdResult) -> dict[str, float]:
     """Return the thresholds in the report by name; the served one comes first."""
-    if threshold["guarantee"]["status"] == "none":
-        return {"heuristic": threshold["threshold"]}
-    heuristic = {"heuristic": threshold["heuristic"]["threshold"]} if threshold["heuristic"] else {}
-    return {"guaranteed": threshold["threshold"], **heuristic}
+    if threshold.guarantee.status == "none":
+        return {"heuristic": threshold.threshold}
+    heuristic = {"heuristic": threshold.heuristic.threshold} if threshold.heuristic else {}
+    return {"guaranteed": threshold.threshold, **heuristic}
 
 
-def _select_plotted_scorers(auroc: pd.Series, scorers: ScoreTable) -> list[str]:
+def _select_plotted_scorers(board: Mapping[str, ScorerMetrics], scorers: ScoreTable) -> list[str]:
     """Select the scorers in the plots: the served one, the probe, the fusion, the best signal, the answer's length."""
-    signals = [name for name, kind in scorers.describe_kinds(list(map(str, auroc.index))).items() if "signal" in kind]
-    best = auroc[signals].dropna().nlargest(1).index
-    names = dict.fromkeys((scorers.served, PROBE, FUSION, *best, LENGTH_ONLY))
-    return [name for name in names if name in auroc.index]
+    aurocs = {
+        name: auroc
+        for name, kind in scorers.describe_kinds(list(board)).items()
+        if "signal" in kind and (auroc := board[name].auroc) is not None
+    }
+    best = [max(aurocs, key=lambda name: aurocs[name])] if aurocs else []
+    return [name for name in dict.fromkeys((scorers.served, PROBE, FUSION, *best, LENGTH_ONLY)) if name in board]
 
 
-def _build_content(params: Params, candidate: CandidateArtifacts) -> dict[str, Any]:
+def _build_content(params: Params, candidate: CandidateArtifacts) -> EvaluationContent:
     """Build the report's content besides the metrics."""
-    scorers, holdout, threshold = candidate.scorers, candidate.holdout, candidate.threshold
+    scorers, holdout, validation = candidate.scorers, candidate.holdout, candidate.validation
     names = [str(name) for name in holdout.scores]
     yes_scores = [name for name in YES_SCORES if name in names]
     costs = _compute_forward_tokens(candidate)
-    calibration = compare_calibrators(
-        candidate.validation,
-        holdout,
-        scorers.served,
-        [name for name in UNCALIBRATED if name in names],
-        RESAMPLING,
-    )
-    inputs: dict[str, Any] = {"model": candidate.base_model, "layout": params.llm.layout}
-    inputs |= {"layer": get_chosen_layer(params.llm), "site": params.llm.site}
+    uncalibrated = [name for name in UNCALIBRATED if name in names]
+    by_method = compare_calibrators(validation, holdout, scorers.served, uncalibrated, RESAMPLING)
     fusion = scorers.fusions[scorers.served if scorers.served in scorers.fusions else FUSION]
-    return {
-        "served": {**candidate.served, **inputs},
-        "probe": candidate.choice,
-        "kinds": scorers.describe_kinds(names),
-        "forward_tokens": {name: costs.get(name, 0.0) for name in names},
-        "skipped": candidate.features["skipped_scorers"] | candidate.regressors["skipped"],
-        "regressors": {**candidate.regressors, "perturbed": candidate.conditions},
-        "neither": candidate.features["neither"],
-        "unranked": candidate.features["unranked"],
-        "improbable": {name: int((holdout.scores[name] == 0.5).sum()) for name in yes_scores},
-        "threshold": threshold,
-        "min_n_eff": params.evaluation.min_n_eff,
-        "calibration": {"method": candidate.calibration, "by_method": calibration},
-        "at_own_threshold": {
+    strata, min_n_eff = _make_strata(candidate), params.evaluation.min_n_eff
+    threshold = candidate.threshold.threshold
+    return EvaluationContent(
+        served=ServedScorer(
+            **candidate.served.to_dict(),
+            model=candidate.base_model,
+            layout=params.llm.layout,
+            layer=get_chosen_layer(params.llm),
+            site=params.llm.site,
+        ),
+        probe=candidate.choice,
+        kinds=scorers.describe_kinds(names),
+        forward_tokens={name: costs.get(name, 0.0) for name in names},
+        skipped=candidate.features.skipped_scorers | candidate.regressors.skipped,
+        regressors=Regressors(**candidate.regressors.to_dict(), perturbed=candidate.perturbation),
+        neither=candidate.features.neither,
+        unranked=candidate.features.unranked,
+        improbable={name: int((holdout.scores[name] == 0.5).sum()) for name in yes_scores},
+        threshold=candidate.threshold,
+        min_n_eff=min_n_eff,
+        calibration=Calibration(method=candidate.calibration, by_method=by_method),
+        at_own_threshold={
             name: evaluate_at_tuned_threshold(
-                candidate.validation.get_scored_answers(name),
-                holdout.get_scored_answers(name),
-                params.threshold,
-                candidate.rouge,
+                validation.get_scored_answers(name), holdout.get_scored_answers(name), params.threshold, candidate.rouge
             )
             for name in names
         },
-        "slices": _evaluate_slices(params, candidate),
-        "by_kind": _evaluate_by_kind(params, candidate),
-        "audits": _run_audits(params, candidate),
-        "rank_correlation": curves.compute_rank_correlations(holdout.scores, yes_scores),
-        "ablations": candidate.ablations["sites"],
-        "fusion": {
-            "strength": fusion.strength,
-            "coefficients": fusion.coefficients,
-            "missing": fusion.coefficients_if_missing,
-        },
-        "examples": _select_examples(candidate),
-    }
+        slices=evaluate_slices(holdout, scorers.served, threshold, strata, RESAMPLING, min_n_eff),
+        by_kind=compute_auroc_by_slice(holdout, strata[KIND], RESAMPLING, min_n_eff) if KIND in strata else [],
+        audits=_run_audits(params, candidate),
+        rank_correlation=curves.compute_rank_correlations(holdout.scores, yes_scores),
+        ablations=candidate.ablations.sites,
+        fusion=FusionWeights(
+            strength=fusion.strength, coefficients=fusion.coefficients, missing=fusion.coefficients_if_missing
+        ),
+        examples=_select_examples(candidate),
+    )
 
 
 def _compute_forward_tokens(candidate: CandidateArtifacts) -> dict[str, float]:
     """Return the forward tokens per answer of each scorer."""
-    features, conditions = candidate.features["forward_tokens"], candidate.conditions
-    regressor_tokens = dict.fromkeys(candidate.scorers.regressors, conditions["forward_tokens"])
-    fusion = features[FUSION] + (conditions["forward_tokens_of_copies"] if regressor_tokens else 0)
-    costs: dict[str, float] = (
-        dict.fromkeys(candidate.scorers.probes, features[PROBE]) | features | regressor_tokens | {FUSION: fusion}
-    )
-    return costs
+    features, perturbation = candidate.features.forward_tokens, candidate.perturbation
+    regressor_tokens = dict.fromkeys(candidate.scorers.regressors, perturbation.forward_tokens)
+    fusion = features[FUSION] + (perturbation.forward_tokens_of_copies if regressor_tokens else 0)
+    return dict.fromkeys(candidate.scorers.probes, features[PROBE]) | features | regressor_tokens | {FUSION: fusion}
 
 
 def _make_strata(candidate: CandidateArtifacts) -> pd.DataFrame:
@@ -267,42 +273,22 @@ def _make_strata(candidate: CandidateArtifacts) -> pd.DataFrame:
     )
 
 
-def _evaluate_by_kind(params: Params, candidate: CandidateArtifacts) -> list[dict[str, Any]]:
-    """Evaluate all scorers on answers and on refusals; empty without refusals."""
-    holdout, strata = candidate.holdout, _make_strata(candidate)
-    if KIND not in strata:
-        return []
-    arguments = holdout.correct, holdout.scores, holdout.groups, holdout.weight
-    return compute_auroc_by_slice(*arguments, strata[KIND], RESAMPLING, params.evaluation.min_n_eff)
-
-
-def _evaluate_slices(params: Params, candidate: CandidateArtifacts) -> list[dict[Any, Any]]:
-    holdout, strata = candidate.holdout, _make_strata(candidate)
-    served = candidate.scorers.served
-    raw, probability = holdout.get_raw_scores(served), holdout.get_probabilities(served)
-    shown = raw >= candidate.threshold["threshold"]
-    scored = SliceInput(holdout.correct, raw, probability, shown, holdout.groups, holdout.weight)
-    table = build_slice_table(scored, strata, RESAMPLING, params.evaluation.min_n_eff)
-    return table.rename(columns={"stratum": "by"}).to_dict("records")
-
-
-def _run_audits(params: Params, candidate: CandidateArtifacts) -> dict[str, Any]:
+def _run_audits(params: Params, candidate: CandidateArtifacts) -> Audits:
     """Run the enabled audits: scores of changed answers against the original ones, and left-out products."""
-    holdout, results = candidate.holdout, {}
+    results: dict[str, list[ContextRemoved] | list[AnswersShuffled] | list[ProductLeftOut]] = {}
     for name, changed in candidate.counterfactual_scores.items():
-        is_audited = holdout.rows.index.isin(changed.index)
-        arguments = holdout.correct[is_audited], holdout.scores[is_audited], changed, holdout.weight[is_audited]
+        audited = candidate.holdout.subset(candidate.holdout.rows.index.isin(changed.index))
         if name == "context_removed":
-            results[name] = audits.audit_context_removed(*arguments, holdout.groups[is_audited], RESAMPLING)
+            results[name] = audits.audit_context_removed(audited, changed, RESAMPLING)
         else:
-            thresholds = {candidate.scorers.served: float(candidate.threshold["threshold"])}
-            results[name] = audits.audit_answers_shuffled(*arguments, thresholds)
+            thresholds = {candidate.scorers.served: candidate.threshold.threshold}
+            results[name] = audits.audit_answers_shuffled(audited, changed, thresholds)
     if "product_left_out" in params.audits.enabled:
-        results["product_left_out"] = candidate.ablations["left_out"]
-    return results
+        results["product_left_out"] = candidate.ablations.left_out
+    return Audits.model_validate(results)
 
 
-def _select_examples(candidate: CandidateArtifacts) -> Any:
+def _select_examples(candidate: CandidateArtifacts) -> Examples:
     holdout, interactions = candidate.holdout, candidate.interactions
     rows = holdout.rows.assign(
         question=[interaction.question for interaction in interactions],
@@ -311,4 +297,4 @@ def _select_examples(candidate: CandidateArtifacts) -> Any:
         confidence=holdout.get_raw_scores(candidate.scorers.served),
         probability=holdout.get_probabilities(candidate.scorers.served),
     )
-    return select_examples(rows, candidate.threshold["threshold"])
+    return select_examples(rows, candidate.threshold.threshold)

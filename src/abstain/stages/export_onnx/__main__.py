@@ -7,7 +7,7 @@ files.
 
 import hashlib
 import json
-from typing import Any
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import pandas as pd
@@ -25,6 +25,7 @@ from abstain.learning.estimators.onnx_logistic import OnnxLogistic, fusion_to_on
 from abstain.learning.estimators.onnx_probe import OnnxProbe, export_probe, measure_parity
 from abstain.learning.estimators.parity import MAX_PARITY
 from abstain.learning.estimators.probe_registry import load_probe
+from abstain.learning.estimators.summaries import ScorerChoice
 from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.requests import get_chosen_layer
 from abstain.stages.shared import artifacts
@@ -34,16 +35,21 @@ N_PARITY_ROWS = 256
 """Number of random rows on which the file of a logistic regression is compared with the fitted one."""
 
 
+@dataclass(frozen=True)
+class Parity:
+    """Largest differences between files and what was fitted: of all components, and of each."""
+
+    max_abs_difference: float
+    by_component: dict[str, float]
+
+
 def stage(params: Params) -> None:
     """Export the served scorer.
-
-    Args:
-        params: All parameters.
 
     Raises:
         AbstainError: A file differs too much from the fitted model.
     """
-    served = artifacts.read_json(paths.SCORER_CHOICE)
+    served = ScorerChoice.model_validate(artifacts.read_json(paths.SCORER_CHOICE))
     files, differences = _export_components(served)
     with artifacts.atomic_folder(paths.ONNX_PARTS) as folder:
         for name, content in files.items():
@@ -64,7 +70,9 @@ def stage(params: Params) -> None:
         "includes_eos": json.dumps(params.llm.includes_eos),
         "scorer": json.dumps(
             {
-                **{key: served[key] for key in ("name", "kinds", "forward_tokens")},
+                "name": served.name,
+                "kinds": served.kinds,
+                "forward_tokens": served.forward_tokens,
                 "sha256": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
             },
             sort_keys=True,
@@ -87,16 +95,16 @@ def stage(params: Params) -> None:
             f"{name}: ONNX and what was fitted differ by {difference:.2g}, more than {MAX_PARITY:g}: this export "
             "cannot be trusted",
         )
-    artifacts.write_json(paths.PARITY, {"max_abs_difference": difference, "by_component": differences})
+    artifacts.write_json(paths.PARITY, asdict(Parity(difference, differences)))
 
 
-def _export_components(served: dict[str, Any]) -> tuple[dict[str, bytes], dict[str, float]]:
+def _export_components(served: ScorerChoice) -> tuple[dict[str, bytes], dict[str, float]]:
     """Return the ONNX files of the served scorer besides the probe, by name, and their largest differences."""
     files: dict[str, bytes] = {}
     differences: dict[str, float] = {}
     generator = np.random.default_rng(0)
     regressors = artifacts.read_json(paths.REGRESSOR_SUMMARY)["regressors"]
-    for name in served["components"]:
+    for name in served.components:
         if name in regressors:
             files[name] = (paths.REGRESSORS / f"{name}.onnx").read_bytes()
             differences[name] = regressors[name]["parity"]
@@ -106,8 +114,8 @@ def _export_components(served: dict[str, Any]) -> tuple[dict[str, bytes], dict[s
             inputs = generator.uniform(-0.5, 1, (N_PARITY_ROWS, len(writer["coefficient"])))
             expected = 1 / (1 + np.exp(-(inputs @ np.array(writer["coefficient"]) + writer["intercept"])))
             differences[name] = _measure_difference(files[name], inputs, expected)
-    if served["kind"] == "fusion":
-        name = served["name"]
+    if served.kind == "fusion":
+        name = served.name
         fusion = Fusion.from_dict(artifacts.read_json(paths.FUSIONS)[name])
         files[name] = fusion_to_onnx(fusion)
         inputs = generator.random((N_PARITY_ROWS, len(fusion.names)))
@@ -118,18 +126,18 @@ def _export_components(served: dict[str, Any]) -> tuple[dict[str, bytes], dict[s
     return files, differences
 
 
-def _measure_fusion_parity(served: dict[str, Any], files: dict[str, bytes]) -> dict[str, float]:
+def _measure_fusion_parity(served: ScorerChoice, files: dict[str, bytes]) -> dict[str, float]:
     """Measure the largest difference of a fusion's confidences of real answers, by its files and the probe's file."""
-    if served["kind"] != "fusion":
+    if served.kind != "fusion":
         return {}
     frame, states = load_labelled_states()
     rows = frame[frame["split"] != "train"]
     scores = artifacts.read_signals("asked").reindex(rows["interaction_id"])
     scores[PROBE] = OnnxProbe(paths.ONNX).predict(states.subset(rows.index)).astype(float)
     expected = pd.read_parquet(paths.SERVED_SCORES).set_index("interaction_id").loc[scores.index, "confidence"]
-    fusion = OnnxLogistic(files[served["name"]])
+    fusion = OnnxLogistic(files[served.name])
     confidences = fusion.predict(scores[fusion.metadata["names"]].to_numpy(float))
-    return {f"{served['name']}, of its files": float(np.abs(confidences - expected.to_numpy()).max(initial=0.0))}
+    return {f"{served.name}, of its files": float(np.abs(confidences - expected.to_numpy()).max(initial=0.0))}
 
 
 def _measure_difference(content: bytes, inputs: np.ndarray, expected: np.ndarray) -> float:

@@ -93,9 +93,6 @@ def _estimate_tokens(
 def stage(params: Params) -> None:
     """Compute the features and signals of all labelled answers.
 
-    Args:
-        params: All parameters.
-
     Raises:
         AbstainError: No answer fits into the context length, or there are too few labels.
     """

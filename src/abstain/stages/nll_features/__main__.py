@@ -19,11 +19,7 @@ from abstain.stages.shared import artifacts
 
 
 def stage(params: Params) -> None:
-    """Compute the NLL features of all labelled answers.
-
-    Args:
-        params: All parameters.
-    """
+    """Compute the NLL features of all labelled answers."""
     frame = artifacts.read_dataset_frame()
     rows = DataStore(paths.DATA).read_interactions(frame["interaction_id"])
     labelled = LabelledAnswers(rows, select_reviewed_holdout(frame, rows), params.audits.enabled)

@@ -13,11 +13,7 @@ from abstain.stages.shared import artifacts
 
 
 def stage(params: Params) -> None:
-    """Write the reports.
-
-    Args:
-        params: All parameters.
-    """
+    """Write the reports."""
     result = EvaluationResult.from_files(artifacts.read_json(paths.METRICS), artifacts.read_json(paths.EVALUATION))
     curves = {name: pd.read_csv(paths.PLOTS / f"{name}.csv") for name in CURVES}
     tables = plot_tables(curves, result)

@@ -19,11 +19,7 @@ from abstain.core.files import write_atomically
 
 
 def run_stage(stage: Callable[[Params], None]) -> None:
-    """Run a stage with the parameters of this workspace; an `AbstainError` becomes one line and exit status 1.
-
-    Args:
-        stage: The function of the stage.
-    """
+    """Run a stage with the parameters of this workspace; an `AbstainError` becomes one line and exit status 1."""
     try:
         stage(load_params(paths.PARAMS))
     except AbstainError as error:
@@ -32,54 +28,28 @@ def run_stage(stage: Callable[[Params], None]) -> None:
 
 
 def report_progress(done: int, total: int) -> None:
-    """Print a line that a task can turn into a progress bar; print nothing if there is nothing to do.
-
-    Args:
-        done: Number of finished items.
-        total: Number of all items.
-    """
+    """Print a line that a task can turn into a progress bar; print nothing if there is nothing to do."""
     if total:
         print(f"progress {done}/{total}", flush=True)
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write a text file atomically.
-
-    Args:
-        file: Path of the file.
-        text: Its content.
-    """
+    """Write a text file atomically."""
     write_atomically(file, text.encode())
 
 
 def write_json(file: Path, value: Any) -> None:
-    """Write JSON with sorted keys; nan is written as null, because JSON has no nan.
-
-    Args:
-        file: Path of the file.
-        value: Dictionaries, lists and numbers.
-    """
+    """Write JSON with sorted keys; nan is written as null, because JSON has no nan."""
     files.write_json(file, _nan_to_none(value))
 
 
 def read_json(file: Path) -> Any:
-    """Read a JSON file.
-
-    Args:
-        file: Path of the file.
-
-    Returns:
-        Its content.
-    """
+    """Read a JSON file."""
     return json.loads(file.read_text(encoding="utf-8"))
 
 
 def read_dataset_frame() -> pd.DataFrame:
-    """Read the output of the stage `dataset`.
-
-    Returns:
-        One row for each labelled interaction.
-    """
+    """Read the output of the stage `dataset`: one row for each labelled interaction."""
     return pd.read_parquet(paths.DATASET)
 
 

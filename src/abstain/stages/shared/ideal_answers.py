@@ -12,11 +12,7 @@ from abstain.learning.metrics.rouge import rouge_l
 
 
 def read_ideal_answers() -> dict[str, str]:
-    """Read the reviewers' ideal answers.
-
-    Returns:
-        Interaction id -> ideal answer; of several the latest.
-    """
+    """Read the reviewers' ideal answers by interaction id; of several the latest."""
     reviews = sorted(DataStore(paths.DATA).iter_rows(Review), key=lambda review: review.reviewed_at)
     return {review.interaction_id: review.ideal_answer for review in reviews if review.ideal_answer}
 

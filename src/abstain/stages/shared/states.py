@@ -34,9 +34,5 @@ def load_labelled_states() -> tuple[pd.DataFrame, StateTable]:
 
 
 def read_base_model() -> str:
-    """Read which base model computed the states.
-
-    Returns:
-        `name@revision`.
-    """
+    """Read which base model computed the states, as `name@revision`."""
     return StateTable(paths.FEATURES).model

@@ -19,11 +19,7 @@ from abstain.stages.shared import artifacts
 
 
 def stage(params: Params) -> None:
-    """Fit the fusions.
-
-    Args:
-        params: All parameters.
-    """
+    """Fit the fusions."""
     frame = artifacts.read_dataset_frame().set_index("interaction_id")
     probes = pd.read_parquet(paths.OUT_OF_FOLD).set_index("interaction_id")
     scores = probes.join(artifacts.read_signals("asked"))

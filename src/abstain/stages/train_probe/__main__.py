@@ -13,6 +13,7 @@ from abstain.core.files import write_atomically
 from abstain.data.store.splits import select_reviewed
 from abstain.learning.estimators.cross_validation import FittedProbe, fit_probe
 from abstain.learning.estimators.probe_registry import PROBES, save_probe
+from abstain.learning.estimators.summaries import ProbeChoice
 from abstain.learning.estimators.training_rows import make_training_rows
 from abstain.learning.metrics.weighted_metrics import auroc, row_weights
 from abstain.stages.shared import artifacts
@@ -20,11 +21,7 @@ from abstain.stages.shared.states import load_labelled_states
 
 
 def stage(params: Params) -> None:
-    """Fit the probes and choose the exported one.
-
-    Args:
-        params: All parameters.
-    """
+    """Fit the probes and choose the exported one."""
     frame, states = load_labelled_states()
     train = frame[frame["split"] == "train"]
     rows = make_training_rows(train, states.subset)
@@ -53,9 +50,13 @@ def stage(params: Params) -> None:
     artifacts.write_text(
         paths.TRAINING, pd.DataFrame({**curve, "validation_loss": history.held_out_loss}).to_csv(index=False)
     )
-    description = PROBES[exported].describe(params.probe)
-    choice = {"exported": exported, "description": description, "requested": params.probe.export, "out_of_fold": aurocs}
-    artifacts.write_json(paths.PROBE_CHOICE, choice)
+    choice = ProbeChoice(
+        exported=exported,
+        description=PROBES[exported].describe(params.probe),
+        requested=params.probe.export,
+        out_of_fold=dict(aurocs),
+    )
+    artifacts.write_json(paths.PROBE_CHOICE, choice.to_dict())
 
 
 def _choose_best(aurocs: Mapping[Architecture, float]) -> Architecture:

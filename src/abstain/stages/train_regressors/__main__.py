@@ -4,8 +4,7 @@ A target that cannot be fitted (no ideal answers, a constant value) is skipped w
 with the reason, like an unavailable scorer.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -21,6 +20,7 @@ from abstain.data.store.splits import select_reviewed, split_by_sampling
 from abstain.learning.estimators.correctness_targets import compute_correctness
 from abstain.learning.estimators.parity import MAX_PARITY
 from abstain.learning.estimators.regressors.fitting import FittedRegressor, fit_regressor, make_regressor_fit
+from abstain.learning.estimators.regressors.summary import Regressor, RegressorSummary
 from abstain.learning.metrics.bootstrap import RESAMPLING
 from abstain.learning.metrics.correctness_metrics import evaluate_estimates, tune_t
 from abstain.learning.metrics.weighted_metrics import row_weights
@@ -36,9 +36,6 @@ THRESHOLDS = tuple(np.round(np.arange(0.1, 0.96, 0.05), 2).tolist())
 def stage(params: Params) -> None:
     """Fit and evaluate the regressors.
 
-    Args:
-        params: All parameters.
-
     Raises:
         AbstainError: A file differs too much from the fitted regressor.
     """
@@ -49,7 +46,8 @@ def stage(params: Params) -> None:
     weight, groups = rows["weight"].to_numpy(), rows["group"].to_numpy()
     targets = _compute_targets(params, frame)
     scores = {variant: pd.DataFrame(index=table.index) for variant, table in features.items()}
-    summary: dict[str, Any] = {"regressors": {}, "skipped": {}}
+    fits: dict[str, Regressor] = {}
+    skipped: dict[str, str] = {}
     fit_params = make_regressor_fit(params)
     regressors = [(kind, target) for target in targets for kind in params.regressors.kinds]
     with artifacts.atomic_folder(paths.REGRESSORS) as folder:
@@ -59,7 +57,7 @@ def stage(params: Params) -> None:
             try:
                 fitted = fit_regressor(kind, target, train_features, score[train], weight, groups, fit_params)
             except AbstainError as error:
-                summary["skipped"][name] = error.message_with_code
+                skipped[name] = error.message_with_code
                 print(f"skipped: regressor {name}: {error.message_with_code}", flush=True)
                 continue
             if fitted.parity > MAX_PARITY:
@@ -74,17 +72,11 @@ def stage(params: Params) -> None:
             estimates = scores["asked"][name].to_numpy(copy=True)
             estimates[train] = fitted.out_of_fold
             scores["asked"][name] = estimates
-            summary["regressors"][name] = {
-                "dropped": dict(fitted.dropped),
-                "parity": fitted.parity,
-                "bytes": fitted.regressor.n_bytes,
-                "folds": fitted.regressor.metadata["folds"],
-                **_evaluate_regressor(frame, train, score, estimates, fitted),
-            }
+            fits[name] = _summarize(fitted, frame, train, score, estimates)
     artifacts.report_progress(len(regressors), len(regressors))
     tables = [table.assign(variant=name).reset_index() for name, table in scores.items()]
     write_atomically(paths.REGRESSOR_SCORES, pd.concat(tables, ignore_index=True).to_parquet(index=False))
-    artifacts.write_json(paths.REGRESSOR_SUMMARY, summary)
+    artifacts.write_json(paths.REGRESSOR_SUMMARY, RegressorSummary(regressors=fits, skipped=skipped).to_dict())
 
 
 def _compute_targets(params: Params, frame: pd.DataFrame) -> dict[str, np.ndarray]:
@@ -98,27 +90,29 @@ def _compute_targets(params: Params, frame: pd.DataFrame) -> dict[str, np.ndarra
     return {name: targets[name] for name in params.regressors.targets}
 
 
-def _evaluate_regressor(
-    frame: pd.DataFrame,
-    train: np.ndarray,
-    score: np.ndarray,
-    predicted: np.ndarray,
-    fitted: FittedRegressor,
-) -> Mapping[str, Any]:
+def _summarize(
+    fitted: FittedRegressor, frame: pd.DataFrame, train: np.ndarray, score: np.ndarray, predicted: np.ndarray
+) -> Regressor:
     """Compute the metrics of Zhang et al. (section 4.2) on the reviewed hold-out, at the t tuned out of fold."""
+    make_summary = partial(
+        Regressor,
+        dropped=dict(fitted.dropped),
+        parity=fitted.parity,
+        bytes=fitted.regressor.n_bytes,
+        folds=fitted.regressor.metadata["folds"],
+    )
     try:
         weight = frame.loc[train, "weight"].to_numpy()
         threshold = tune_t(score[train], fitted.out_of_fold, THRESHOLDS, weight)
     except AbstainError as error:
-        return {"holdout": None, "note": str(error)}
+        return make_summary(holdout=None, note=str(error))
     rows, _ = split_by_sampling(select_reviewed(frame[frame["split"] == "holdout"]))
     positions = frame.index.get_indexer(rows.index)
     weights = row_weights(rows["inclusion_probability"].to_numpy(float))
-    return {
-        "holdout": evaluate_estimates(
-            score[positions], predicted[positions], threshold, rows["group"].to_numpy(), weights, RESAMPLING
-        )
-    }
+    metrics = evaluate_estimates(
+        score[positions], predicted[positions], threshold, rows["group"].to_numpy(), weights, RESAMPLING
+    )
+    return make_summary(holdout=metrics)
 
 
 def _split_by_variant(features: pd.DataFrame, frame: pd.DataFrame) -> dict[str, pd.DataFrame]:

@@ -12,15 +12,12 @@ from abstain.learning.metrics.weighted_metrics import row_weights
 from abstain.learning.thresholds.guarantee import GuaranteeEstimates
 from abstain.learning.thresholds.risk_control import ReviewedAnswers, control_risk_by_params
 from abstain.learning.thresholds.selection import compute_operating_point, tune_threshold
+from abstain.learning.thresholds.threshold_result import ThresholdResult
 from abstain.stages.shared import artifacts
 
 
 def stage(params: Params) -> None:
-    """Tune the threshold and fit the calibrator.
-
-    Args:
-        params: All parameters.
-    """
+    """Tune the threshold and fit the calibrator."""
     served = pd.read_parquet(paths.SERVED_SCORES).set_index("interaction_id")["confidence"]
     frame = artifacts.read_dataset_frame()
     frame = frame[frame["interaction_id"].isin(served.index)]
@@ -47,22 +44,17 @@ def stage(params: Params) -> None:
         estimates = {name: getattr(heuristic, name) for name in GuaranteeEstimates.model_fields}
         guarantee = guarantee.model_copy(update={"estimates": GuaranteeEstimates(**estimates)})
     print(f"threshold {threshold:.3f}: {guarantee.message}")
-    self_selected_metrics = None
+    self_selected_point = None
     if not self_selected.empty:
-        self_selected_answers = _make_reviewed_answers(self_selected, served)
-        self_selected_metrics = compute_operating_point(
-            self_selected_answers.confidence,
-            self_selected_answers.correct,
-            threshold,
-            self_selected_answers.weight,
-        ).to_dict()
-    content = {
-        "threshold": threshold,
-        "guarantee": guarantee.model_dump(mode="json"),
-        "heuristic": heuristic.to_dict() if heuristic else None,
-        "self_selected": self_selected_metrics,
-    }
-    artifacts.write_json(paths.THRESHOLD, content)
+        answers = _make_reviewed_answers(self_selected, served)
+        self_selected_point = compute_operating_point(answers.confidence, answers.correct, threshold, answers.weight)
+    result = ThresholdResult(
+        threshold=threshold,
+        guarantee=guarantee,
+        heuristic=heuristic and heuristic.to_record(),
+        self_selected=self_selected_point and self_selected_point.to_record(),
+    )
+    artifacts.write_json(paths.THRESHOLD, result.to_dict())
     has_score = served[validation["interaction_id"]].notna().to_numpy()
     weight = row_weights(validation["inclusion_probability"].to_numpy(float))
     rows = validation_answers.confidence[has_score], validation_answers.correct[has_score], weight[has_score]

@@ -14,9 +14,6 @@ from abstain.stages.shared import artifacts
 def stage(params: Params) -> None:
     """Validate all accepted rows, and write the results.
 
-    Args:
-        params: All parameters.
-
     Raises:
         AbstainError: A check fails, or the record of the batches is missing.
     """

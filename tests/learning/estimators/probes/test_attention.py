@@ -4,18 +4,18 @@ import torch
 
 from abstain.learning.estimators.probes.attention import AttentionProbe
 from abstain.learning.estimators.training_rows import pad
-from tests.learning.estimators.builders import probe_of, ragged
+from tests.learning.estimators.builders import build_probe, ragged
 
 
-def probe() -> AttentionProbe:
-    made = probe_of("attention")
+def make_probe() -> AttentionProbe:
+    made = build_probe("attention")
     assert isinstance(made, AttentionProbe)
     return made
 
 
-def test_logits_are_those_of_a_linear_head_on_the_pooled_states_of_every_query() -> None:
+def test_attention_probe_matches_definition() -> None:
     """By its definition, row by row and head by head: pool first, classify then."""
-    module, rows = probe(), ragged(1, 4, 9)
+    module, rows = make_probe(), ragged(1, 4, 9)
     heads = module.hyperparameters["heads"]
     queries, wrong, right = module.queries_and_values.weight.detach().split(heads)
     _, *biases = module.queries_and_values.bias.detach().split(heads)

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from abstain.config.params import Architecture
-from abstain.core.errors import AbstainError
 from abstain.learning.estimators import training_rows as rows_module
 from abstain.learning.estimators.probes.base import logits_to_confidence, predict_confidence, predict_logits
 from abstain.learning.estimators.training_rows import pad
-from tests.learning.estimators.builders import EVERY_KIND, D, probe_of, ragged, weights
+from tests.learning.estimators.builders import EVERY_KIND, D, build_probe, ragged, weights
 
 lengths = st.lists(st.integers(1, 15), min_size=1, max_size=6)
 every_kind = pytest.mark.parametrize("architecture", EVERY_KIND)
@@ -24,10 +23,8 @@ every_kind = pytest.mark.parametrize("architecture", EVERY_KIND)
 @every_kind
 @settings(deadline=None, max_examples=20)
 @given(lengths=lengths, filler=st.sampled_from([0.0, -3.0, 1e6]), more=st.integers(1, 5))
-def test_what_stands_after_a_rows_end_does_not_matter(
-    architecture: Architecture, lengths: list[int], filler: float, more: int
-) -> None:
-    module, (states, ends) = probe_of(architecture), pad(ragged(*lengths))
+def test_probes_ignore_padding(architecture: Architecture, lengths: list[int], filler: float, more: int) -> None:
+    module, (states, ends) = build_probe(architecture), pad(ragged(*lengths))
     filled = torch.full((len(lengths), states.shape[1] + more, D), filler)
     for row, end in enumerate(ends):
         filled[row, :end] = states[row, :end]
@@ -36,8 +33,8 @@ def test_what_stands_after_a_rows_end_does_not_matter(
 
 
 @every_kind
-def test_a_row_alone_gets_what_it_gets_in_company(architecture: Architecture) -> None:
-    module, rows = probe_of(architecture), ragged(3, 1, 14, 7, 7)
+def test_predict_logits_is_batch_invariant(architecture: Architecture) -> None:
+    module, rows = build_probe(architecture), ragged(3, 1, 14, 7, 7)
     alone = torch.cat([predict_logits(module, [row]) for row in rows])
     with torch.inference_mode():
         unpadded = torch.cat([module(row, None) for row in rows])
@@ -48,10 +45,10 @@ def test_a_row_alone_gets_what_it_gets_in_company(architecture: Architecture) ->
 
 
 @every_kind
-def test_predictions_do_not_depend_on_how_rows_are_batched(
+def test_predict_confidence_is_independent_of_batch_size(
     architecture: Architecture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module, rows = probe_of(architecture), ragged(*range(1, 11))
+    module, rows = build_probe(architecture), ragged(*range(1, 11))
     whole = predict_confidence(module, rows)
     monkeypatch.setattr(rows_module, "BATCH_VALUES", 20 * D)
     torch.testing.assert_close(predict_confidence(module, rows), whole, atol=1e-5, rtol=1e-5)
@@ -60,8 +57,8 @@ def test_predictions_do_not_depend_on_how_rows_are_batched(
 
 
 @every_kind
-def test_what_is_served_equals_what_was_trained_and_leaves_it_as_it_is(architecture: Architecture) -> None:
-    module, batch = probe_of(architecture), pad(ragged(3, 8, 1))
+def test_probe_to_serving_matches_trained_probe(architecture: Architecture) -> None:
+    module, batch = build_probe(architecture), pad(ragged(3, 8, 1))
     before = weights(module)
     with torch.inference_mode():
         expected = module(*batch)
@@ -75,40 +72,33 @@ def test_what_is_served_equals_what_was_trained_and_leaves_it_as_it_is(architect
 
 
 @pytest.mark.parametrize("architecture", [name for name in EVERY_KIND if name != "linear"])
-def test_dropout_is_for_training_only(architecture: Architecture) -> None:
-    module, batch = probe_of(architecture, dropout=0.5), pad(ragged(3, 8))
+def test_probe_dropout_applies_in_training_only(architecture: Architecture) -> None:
+    module, batch = build_probe(architecture, dropout=0.5), pad(ragged(3, 8))
     with torch.no_grad():
         assert torch.equal(module(*batch), module(*batch))
         module.train()
         assert not torch.equal(module(*batch), module(*batch))
 
 
-def test_states_are_standardized_by_the_training_tokens() -> None:
+def test_fit_standardization_constant_dimension_keeps_scale() -> None:
     rows = ragged(7, 3, 12)
     for row in rows:
         row[:, 2] = 4.0
-    module = probe_of("linear")
+    module = build_probe("linear")
     module.fit_standardization(rows)
-    standard = module.standardize(torch.cat(rows))
-    varying = [i for i in range(D) if i != 2]
-    torch.testing.assert_close(standard.mean(0), torch.zeros(D), atol=1e-4, rtol=0)
-    torch.testing.assert_close(standard[:, varying].std(0), torch.ones(len(varying)), atol=1e-4, rtol=0)
-    # A dimension that never changed in training is not blown up when it does.
-    changed = rows[0].clone()
-    changed[:, 2] = 4.5
-    torch.testing.assert_close(module.standardize(changed)[:, 2], torch.full((7,), 0.5))
+    torch.testing.assert_close(module.standardize(rows[0] + 0.5)[:, 2], torch.full((7,), 0.5))
 
 
 @settings(deadline=None, max_examples=30)
 @given(lengths, st.sampled_from([0.0, 5.0, -1e4, 1e7]), st.sampled_from([1e-3, 1.0, 100.0]), st.integers(0, 99))
-def test_standardization_in_one_pass_is_the_two_pass_formula(
+def test_fit_standardization_matches_two_pass_formula(
     lengths: list[int], mean: float, deviation: float, seed: int
 ) -> None:
     """Also where a deviation is 1e-10 of its mean, of which a sum of squares in float64 would keep nothing."""
     generator = torch.Generator().manual_seed(seed)
     rows = [mean + deviation * torch.randn(n, D, generator=generator, dtype=torch.float64) for n in [*lengths, 2]]
     copies = [row.clone() for row in rows]
-    module = probe_of("linear")
+    module = build_probe("linear")
     module.fit_standardization(iter(rows))
     tokens = torch.cat(rows)
     expected = tokens.std(0)
@@ -119,21 +109,13 @@ def test_standardization_in_one_pass_is_the_two_pass_formula(
     assert all(torch.equal(row, copy) for row, copy in zip(rows, copies, strict=True)), "rows were changed"
 
 
-def test_one_token_standardizes_without_a_nan() -> None:
-    module = probe_of("linear")
+def test_fit_standardization_single_token_has_no_nan() -> None:
+    module = build_probe("linear")
     module.fit_standardization([torch.full((1, D), 3.0)])
     assert torch.equal(module.mean, torch.full((D,), 3.0)) and torch.equal(module.scale, torch.ones(D))
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_states_that_are_no_numbers_are_an_error_with_a_remedy(value: float) -> None:
-    rows = ragged(4, 6)
-    rows[1][5, 3] = value
-    with pytest.raises(AbstainError, match=r"states are not finite numbers: set ABSTAIN_DTYPE=float32, and run `abst"):
-        probe_of("linear").fit_standardization(rows)
-
-
-def test_standardization_holds_one_row() -> None:
+def test_fit_standardization_holds_one_row() -> None:
     seen: list[weakref.ref[Tensor]] = []
 
     def rows() -> Iterator[Tensor]:
@@ -144,5 +126,5 @@ def test_standardization_holds_one_row() -> None:
             yield made
             del made
 
-    probe_of("linear").fit_standardization(rows())
+    build_probe("linear").fit_standardization(rows())
     assert len(seen) == 20

@@ -14,10 +14,10 @@ from abstain.learning.estimators.probes import descent as module_under_test
 from abstain.learning.estimators.probes.descent import DimensionDropout, probe_loss
 from abstain.learning.estimators.probes.lstm import LSTMProbe
 from abstain.learning.estimators.training_rows import TrainingRows
-from tests.learning.estimators.builders import EVERY_KIND, PARAMS, Watched, planted, weights
+from tests.learning.estimators.builders import EVERY_KIND, PARAMS, Watched, make_planted, weights
 
 
-def computed_by_hand(
+def compute_loss(
     logits: np.ndarray, correct: np.ndarray, weight: np.ndarray, huber_lambda: float, huber_delta: float
 ) -> float:
     """Equations 7 to 9 of the paper, row by row, in float64."""
@@ -36,7 +36,7 @@ def computed_by_hand(
 @pytest.mark.parametrize("huber_lambda", [0.0, 0.5, 3.0])
 @pytest.mark.parametrize("huber_delta", [0.01, 1.0])  # beyond the knee, and within it
 @pytest.mark.parametrize("weighted", [False, True])
-def test_the_loss_is_equations_7_to_9(
+def test_probe_loss_matches_equations_7_to_9(
     huber_lambda: float, huber_delta: float, weighted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module_under_test, "HUBER_DELTA", huber_delta)
@@ -46,13 +46,13 @@ def test_the_loss_is_equations_7_to_9(
     weight = torch.rand(9, generator=generator) + 0.1 if weighted else torch.ones(9)
     weight[0] = 0.0 if weighted else 1.0
     loss = probe_loss(logits, correct, weight, huber_lambda)
-    expected = computed_by_hand(logits.numpy(), correct.numpy(), weight.numpy(), huber_lambda, huber_delta)
+    expected = compute_loss(logits.numpy(), correct.numpy(), weight.numpy(), huber_lambda, huber_delta)
     assert float(loss) == pytest.approx(expected, abs=1e-6)
 
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=80), st.integers(1, 7), st.integers(0, 99))
-def test_batches_hold_every_row_once_and_rows_of_similar_length(lengths: list[int], size: int, seed: int) -> None:
+def test_length_batches_have_every_row_and_similar_lengths(lengths: list[int], size: int, seed: int) -> None:
     draws = torch.Generator().manual_seed(seed)
     made = module_under_test._make_length_batches(torch.tensor(lengths), size, draws)
     assert sorted(torch.cat(made).tolist()) == list(range(len(lengths)))
@@ -63,13 +63,7 @@ def test_batches_hold_every_row_once_and_rows_of_similar_length(lengths: list[in
         assert all(before[1] <= after[0] for before, after in pairwise(spans))
 
 
-def test_batches_differ_from_epoch_to_epoch() -> None:
-    draws = torch.Generator().manual_seed(0)
-    one, other = (module_under_test._make_length_batches(torch.arange(600) % 30, 32, draws) for _ in range(2))
-    assert [b.tolist() for b in one] != [b.tolist() for b in other]
-
-
-def test_a_row_loses_the_same_dimensions_at_all_of_its_tokens() -> None:
+def test_dimension_dropout_is_equal_for_all_tokens() -> None:
     torch.manual_seed(0)
     dropped = DimensionDropout(0.5)(torch.ones(6, 9, 40))
     assert (dropped == dropped[:, :1]).all()
@@ -79,10 +73,10 @@ def test_a_row_loses_the_same_dimensions_at_all_of_its_tokens() -> None:
 
 
 @pytest.mark.parametrize("architecture", [name for name in EVERY_KIND if name != "linear"])
-def test_a_path_is_the_same_whatever_is_drawn_in_between_and_leaves_torchs_numbers_alone(
+def test_fit_path_is_independent_of_global_rng(
     architecture: Architecture,
 ) -> None:
-    kind, train = PROBES[architecture].probe_class, planted(70, 1)
+    kind, train = PROBES[architecture].probe_class, make_planted(70, 1)
     torch.manual_seed(3)
     undisturbed = torch.rand(5)
     torch.manual_seed(3)
@@ -99,8 +93,8 @@ def test_a_path_is_the_same_whatever_is_drawn_in_between_and_leaves_torchs_numbe
     assert [step[0] for step in one] == [1, 2, 3]
 
 
-def test_states_are_read_once_an_epoch_and_once_for_the_deviation() -> None:
-    rows = planted(80, 1)
+def test_fit_path_reads_states_once_per_epoch() -> None:
+    rows = make_planted(80, 1)
     watched = Watched(rows.states)
     params = PARAMS.model_copy(update={"max_epochs": 3})
     path = list(LSTMProbe.fit_path(TrainingRows(watched, rows.correct, rows.weight), params))

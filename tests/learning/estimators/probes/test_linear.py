@@ -12,11 +12,11 @@ from abstain.learning.estimators.probes import linear as module_under_test
 from abstain.learning.estimators.probes.base import predict_confidence
 from abstain.learning.estimators.probes.linear import LinearProbe
 from abstain.learning.estimators.training_rows import TrainingRows
-from tests.learning.estimators.builders import PARAMS, D, planted, weights
+from tests.learning.estimators.builders import PARAMS, D, make_planted, weights
 from tests.tolerance import assert_near, tolerance
 
 
-def features(rows: TrainingRows) -> np.ndarray:
+def make_features(rows: TrainingRows) -> np.ndarray:
     return np.stack([np.concatenate([row.mean(0).numpy(), row[-1].numpy()]) for row in rows.states]).astype(float)
 
 
@@ -25,15 +25,15 @@ def fits(rows: TrainingRows) -> list[tuple[float, float, torch.Tensor]]:
     return [(step.value, step.train_loss, weights(step.probe).clone()) for step in LinearProbe.fit_path(rows, PARAMS)]
 
 
-def test_every_step_is_scikit_learns_own_pipeline_at_that_penalty() -> None:
-    rows = planted(120, 1)
+def test_linear_path_matches_scikit_learn() -> None:
+    rows = make_planted(120, 1)
     rows.weight[::3] = 0.4
     correct, weight = rows.correct.numpy(), (rows.weight / rows.weight.mean()).double().numpy()
     steps = 0
     for step in LinearProbe.fit_path(rows, PARAMS):
         plain = make_pipeline(StandardScaler(), LogisticRegression(C=step.value, tol=1e-8, max_iter=10_000))
-        plain.fit(features(rows), correct, logisticregression__sample_weight=weight)
-        expected = plain.predict_proba(features(rows))[:, 1]
+        plain.fit(make_features(rows), correct, logisticregression__sample_weight=weight)
+        expected = plain.predict_proba(make_features(rows))[:, 1]
         found = predict_confidence(step.probe, rows.states).numpy()
         np.testing.assert_allclose(found, expected, atol=5e-3)
         assert step.train_loss == pytest.approx(log_loss(correct, expected, sample_weight=weight), abs=1e-3)
@@ -41,22 +41,22 @@ def test_every_step_is_scikit_learns_own_pipeline_at_that_penalty() -> None:
     assert steps == LinearProbe.count_steps(PARAMS)
 
 
-def test_along_the_path_penalties_weaken_and_the_training_loss_falls() -> None:
-    penalties, losses, _ = zip(*fits(planted(120, 1)), strict=True)
+def test_linear_path_loss_falls_with_penalty() -> None:
+    penalties, losses, _ = zip(*fits(make_planted(120, 1)), strict=True)
     assert list(penalties) == sorted(penalties)
     assert list(losses) == sorted(losses, reverse=True)
     assert penalties[0] * 2 * D == pytest.approx(10**-1.5) and penalties[-1] * 2 * D == pytest.approx(10**2.5)
 
 
-def test_only_the_ratio_of_weights_counts() -> None:
-    rows = planted(60, 1)
+def test_linear_path_depends_on_weight_ratio() -> None:
+    rows = make_planted(60, 1)
     rows.weight[::2] = 0.5
     doubled = TrainingRows(rows.states, rows.correct, rows.weight * 2)  # exact in floating point, and so is its ratio
     assert all(torch.equal(a, b) for (*_, a), (*_, b) in zip(fits(rows), fits(doubled), strict=True))
 
 
-def test_features_that_lie_on_disk_give_the_same_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = planted(150, 1)
+def test_linear_path_memory_mapped_features_give_same_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = make_planted(150, 1)
     in_memory = fits(rows)
     monkeypatch.setattr(module_under_test, "MEMORY_VALUES", 0)
     seen = []

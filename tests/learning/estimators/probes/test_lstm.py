@@ -8,20 +8,20 @@ from torch import nn
 
 from abstain.learning.estimators.probes.lstm import LSTMProbe
 from abstain.learning.estimators.training_rows import pad
-from tests.learning.estimators.builders import probe_of, ragged
+from tests.learning.estimators.builders import build_probe, ragged
 
 lengths = st.lists(st.integers(1, 15), min_size=1, max_size=6)
 
 
 def probe() -> LSTMProbe:
-    made = probe_of("lstm")
+    made = build_probe("lstm")
     assert isinstance(made, LSTMProbe)
     return made
 
 
 @settings(deadline=None, max_examples=30)
 @given(lengths)
-def test_logits_equal_those_of_a_packed_sequence(lengths: list[int]) -> None:
+def test_lstm_probe_matches_packed_sequence(lengths: list[int]) -> None:
     module, rows = probe(), ragged(*lengths)
     standard = nn.utils.rnn.pack_sequence([(row - module.mean) / module.scale for row in rows], enforce_sorted=False)
     with torch.inference_mode():
@@ -30,7 +30,7 @@ def test_logits_equal_those_of_a_packed_sequence(lengths: list[int]) -> None:
 
 
 @pytest.mark.parametrize("filler", [float("nan"), float("-inf")])
-def test_not_even_what_is_no_number_matters_after_a_rows_end(filler: float) -> None:
+def test_lstm_probe_ignores_nan_padding(filler: float) -> None:
     module, (states, ends) = probe(), pad(ragged(4, 9))
     filled = states.clone()
     filled[0, 4:] = filler

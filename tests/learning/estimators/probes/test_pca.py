@@ -11,11 +11,11 @@ from tests.learning.estimators.builders import PARAMS, D, Watched, ragged
 from tests.tolerance import assert_near
 
 
-def rows_of(states: list[Tensor]) -> TrainingRows:
+def make_rows(states: list[Tensor]) -> TrainingRows:
     return TrainingRows(states, torch.zeros(len(states), dtype=torch.int64), torch.ones(len(states)))
 
 
-def correlated(rows: int, seed: int = 0) -> list[Tensor]:
+def make_correlated(rows: int, seed: int = 0) -> list[Tensor]:
     """States that vary in four directions, and little in others."""
     generator = torch.Generator().manual_seed(seed)
     mix = torch.randn(4, D, generator=generator)
@@ -26,10 +26,10 @@ def correlated(rows: int, seed: int = 0) -> list[Tensor]:
     ]
 
 
-def test_the_components_are_those_of_the_exact_decomposition() -> None:
-    states = correlated(60)
+def test_pca_probe_components_match_exact_decomposition() -> None:
+    states = make_correlated(60)
     probe = PCAProbe(D, 4, 8, 0.0)
-    probe.fit_preprocessing(rows_of(states))
+    probe.fit_preprocessing(make_rows(states))
     tokens = torch.cat(states).double()
     standard = (tokens - tokens.mean(0)) / tokens.std(0)
     _, vectors = torch.linalg.eigh(standard.T @ standard)
@@ -41,32 +41,25 @@ def test_the_components_are_those_of_the_exact_decomposition() -> None:
     torch.testing.assert_close(cosines, torch.ones(4, dtype=torch.float64), atol=1e-5, rtol=0)
 
 
-def test_compressed_training_tokens_have_unit_variance_and_no_correlation() -> None:
-    states = correlated(60)
+def test_pca_probe_projection_is_whitened() -> None:
+    states = make_correlated(60)
     probe = PCAProbe(D, 4, 8, 0.0)
-    probe.fit_preprocessing(rows_of(states))
+    probe.fit_preprocessing(make_rows(states))
     compressed = probe.standardize(torch.cat(states)) @ probe.projection
     torch.testing.assert_close(torch.cov(compressed.T), torch.eye(4), atol=1e-2, rtol=0)
 
 
-def test_no_more_components_than_the_states_are_wide() -> None:
+def test_pca_probe_fewer_tokens_than_components_is_finite() -> None:
     probe = PCAProbe.from_params(D, PARAMS)
-    assert module_under_test.COMPONENTS > D
-    assert probe.hyperparameters["components"] == D
-    probe.fit_preprocessing(rows_of(correlated(60)))
-    assert torch.isfinite(probe.projection).all()
-
-
-def test_fewer_tokens_than_components_compress_without_blowing_up() -> None:
-    probe = PCAProbe(D, 8, 8, 0.0)
-    probe.fit_preprocessing(rows_of(ragged(2, 1)))
-    assert torch.isfinite(probe.projection).all()
-    compressed = probe.standardize(torch.cat(ragged(2, 1))) @ probe.projection
+    assert module_under_test.COMPONENTS > D == probe.hyperparameters["components"]
+    states = ragged(2, 1)
+    probe.fit_preprocessing(make_rows(states))
+    compressed = probe.standardize(torch.cat(states)) @ probe.projection
     assert float(compressed.abs().max()) < 10
 
 
-def test_of_many_tokens_evenly_spaced_rows_are_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    states = correlated(60)
+def test_pca_probe_samples_evenly_spaced_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = make_correlated(60)
     watched = Watched(states)
     rows = TrainingRows(watched, torch.zeros(60, dtype=torch.int64), torch.ones(60))
     monkeypatch.setattr(module_under_test, "SAMPLE_TOKENS", int(rows.lengths.sum()) // 3 + 1)
@@ -75,7 +68,7 @@ def test_of_many_tokens_evenly_spaced_rows_are_a_sample(monkeypatch: pytest.Monk
     assert [i for i, reads in watched.read.items() if reads == 2] == list(range(0, 60, 3))
     whole = PCAProbe(D, 4, 8, 0.0)
     monkeypatch.undo()
-    whole.fit_preprocessing(rows_of(states))
+    whole.fit_preprocessing(make_rows(states))
     directions = [p.projection / p.projection.norm(dim=0) for p in (probe, whole)]
     assert float(torch.linalg.svdvals(directions[0].T @ directions[1]).min()) > 0.99
     assert_near(probe.mean, whole.mean)  # mean and deviation are of all rows

@@ -10,7 +10,7 @@ from abstain.config.params import RegressorFit
 PARAMS = RegressorFit(folds=4, seed=7, trees=40, max_features=0.5, min_leaf=3)
 
 
-def planted(
+def make_planted(
     rows: int, seed: int, strength: float = 1.0, missing: float = 0.05
 ) -> tuple[pd.DataFrame, np.ndarray, np.ndarray]:
     """Features (rows, 8), of which two move the score, the score in [0, 1], and 20 groups."""

@@ -12,7 +12,7 @@ from abstain.learning.estimators.regressors.columns import is_varying, select_co
 NAN = float("nan")
 
 
-def test_what_cannot_vary_is_dropped_with_its_reason() -> None:
+def test_select_columns_drops_constant_columns() -> None:
     features = pd.DataFrame(
         {
             "instruction_mean": [2.5, 2.5, 2.5],
@@ -33,15 +33,15 @@ def test_what_cannot_vary_is_dropped_with_its_reason() -> None:
     }
 
 
-def test_nothing_that_varies_is_an_error_with_a_remedy() -> None:
-    with pytest.raises(AbstainError, match="none of 2 features varies over 3 training rows: bring feedback"):
+def test_select_columns_nothing_varies_raises() -> None:
+    with pytest.raises(AbstainError, match="none of 2 features .* 3 "):
         select_columns(pd.DataFrame({"a": [1, 1, 1], "b": [NAN] * 3}))
     with pytest.raises(AbstainError, match="none of 0 features"):
         select_columns(pd.DataFrame(index=range(3)))
 
 
 @given(st.lists(st.floats(-1e30, 1e30), min_size=1, max_size=6), st.floats(0.001, 1000))
-def test_whether_a_column_varies_does_not_depend_on_its_unit(values: list[float], unit: float) -> None:
+def test_is_varying_is_independent_of_unit(values: list[float], unit: float) -> None:
     column = np.array(values)
     if len(set(values)) == 1:
         assert not is_varying(column)
@@ -50,7 +50,7 @@ def test_whether_a_column_varies_does_not_depend_on_its_unit(values: list[float]
         assert is_varying(column) and is_varying(column * unit)
 
 
-def test_columns_are_taken_by_name_in_the_order_asked_for_as_float32() -> None:
+def test_to_matrix_selects_by_name_as_float32() -> None:
     features = pd.DataFrame(
         {"b": [1, 2], "a": [0.1, NAN], "c": pd.array([3, None], dtype="Int64"), "d": ["x", "y"], "e": [True, False]}
     )
@@ -71,7 +71,7 @@ def test_columns_are_taken_by_name_in_the_order_asked_for_as_float32() -> None:
         (["huge"], "'huge' is infinite, or beyond float32"),
     ],
 )
-def test_what_is_no_column_of_numbers_is_named(columns: list[str], message: str) -> None:
+def test_to_matrix_invalid_column_raises(columns: list[str], message: str) -> None:
     features = pd.DataFrame(
         [[1.0, 1, 2, "x", 1, 1e39], [2.0, 3, 4, "y", np.inf, 1]],
         columns=["a", "twice", "twice", "word", "endless", "huge"],

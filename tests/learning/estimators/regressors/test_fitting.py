@@ -19,7 +19,7 @@ from abstain.learning.estimators.regressors.columns import to_matrix
 from abstain.learning.estimators.regressors.fitting import FittedRegressor, assign_folds, fit_regressor
 from abstain.learning.estimators.regressors.kinds import REGRESSOR_ALGORITHMS, RegressorTrainingSet
 from tests.conftest import ROOT
-from tests.learning.estimators.regressors.builders import PARAMS, planted
+from tests.learning.estimators.regressors.builders import PARAMS, make_planted
 from tests.tolerance import assert_near
 
 every_kind = pytest.mark.parametrize("kind", REGRESSOR_ALGORITHMS)
@@ -29,13 +29,13 @@ FIT = """
 import sys
 from pathlib import Path
 from tests.learning.estimators.regressors.conftest import few_rounds
-from tests.learning.estimators.regressors.test_fitting import digests
+from tests.learning.estimators.regressors.test_fitting import compute_digests
 with few_rounds():
-    print(digests(Path(sys.argv[1])))
+    print(compute_digests(Path(sys.argv[1])))
 """
 
 
-def digests(folder: Path) -> dict[str, str]:
+def compute_digests(folder: Path) -> dict[str, str]:
     """Of every kind's file, saved in `folder`, and out-of-fold scores."""
     found = {}
     for kind in REGRESSOR_ALGORITHMS:
@@ -46,30 +46,30 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def fit(kind: RegressorKind) -> FittedRegressor:
-    features, score, groups = planted(200, 1)
+    features, score, groups = make_planted(200, 1)
     return fit_regressor(kind, "cosine", features, score, np.ones(200), groups, PARAMS)
 
 
-def explained(true: np.ndarray, predicted: np.ndarray) -> float:
+def compute_r2(true: np.ndarray, predicted: np.ndarray) -> float:
     return float(1 - ((true - predicted) ** 2).mean() / true.var())
 
 
 @pytest.mark.heavy
 @every_kind
-def test_a_planted_signal_is_learnt_and_rows_that_were_not_seen_are_told_apart(kind: RegressorKind) -> None:
+def test_fit_regressor_learns_planted_signal(kind: RegressorKind) -> None:
     fitted = fit(kind)
-    features, score, _ = planted(200, 1)
+    features, score, _ = make_planted(200, 1)
     assert fitted.out_of_fold.shape == (200,) and fitted.out_of_fold.dtype == np.float64
-    assert explained(score, fitted.out_of_fold) > 0.5
-    others, their_score, _ = planted(150, 2)
-    assert explained(their_score, fitted.regressor.predict(others)) > 0.5
+    assert compute_r2(score, fitted.out_of_fold) > 0.5
+    others, their_score, _ = make_planted(150, 2)
+    assert compute_r2(their_score, fitted.regressor.predict(others)) > 0.5
     assert fitted.out_of_fold.min() >= 0 and fitted.out_of_fold.max() <= 1
-    assert explained(score, fitted.regressor.predict(features)) > explained(score, fitted.out_of_fold)
+    assert compute_r2(score, fitted.regressor.predict(features)) > compute_r2(score, fitted.out_of_fold)
 
 
 @pytest.mark.heavy
 @every_kind
-def test_what_tells_groups_apart_does_not_help_out_of_fold(kind: RegressorKind) -> None:
+def test_fit_regressor_out_of_fold_sees_no_own_group(kind: RegressorKind) -> None:
     """Every feature names the group, whose score is all its own: seen, that is everything."""
     generator = np.random.default_rng(0)
     names, levels = generator.normal(size=(20, 24)), generator.uniform(size=20)
@@ -84,13 +84,13 @@ def test_what_tells_groups_apart_does_not_help_out_of_fold(kind: RegressorKind) 
         .fit(train, REGRESSOR_ALGORITHMS[kind].list_steps(PARAMS)[-1], PARAMS)
         .predict(train.features)
     )
-    assert explained(levels[group], seen) > 0.4
-    assert explained(levels[group], fitted.out_of_fold) < 0.2
+    assert compute_r2(levels[group], seen) > 0.4
+    assert compute_r2(levels[group], fitted.out_of_fold) < 0.2
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), min_size=1, max_size=40), st.integers(2, 6))
-def test_a_fold_is_of_whole_groups_and_each_has_rows_that_count(rows: list[tuple[int, bool]], folds: int) -> None:
+def test_assign_folds_keeps_groups_whole(rows: list[tuple[int, bool]], folds: int) -> None:
     groups = np.array([f"g{group}" for group, _ in rows], dtype=object)
     counts = np.array([known for _, known in rows])
     of_known = len(set(groups[counts]))
@@ -111,9 +111,9 @@ def test_a_fold_is_of_whole_groups_and_each_has_rows_that_count(rows: list[tuple
 
 @pytest.mark.heavy
 @every_kind
-def test_rows_that_do_not_count_or_have_no_features_are_not_learnt_from(kind: RegressorKind) -> None:
+def test_fit_regressor_ignores_uncounted_rows(kind: RegressorKind) -> None:
     """Rows of weight 0 or of unknown target have a score all the same; rows without features have none."""
-    features, score, groups = planted(150, 1)
+    features, score, groups = make_planted(150, 1)
     idle, unknown, unread = (np.arange(150) % every == 0 for every in (7, 11, 13))
     weight = np.where(idle, 0.0, 1.0)
     target = np.where(unknown, NAN, np.where(idle | unread, 1 - score, score))
@@ -130,14 +130,14 @@ def test_rows_that_do_not_count_or_have_no_features_are_not_learnt_from(kind: Re
     assert_near(fitted.regressor.predict(features), alone.regressor.predict(features), np.float32)
     assert fitted.parity == pytest.approx(alone.parity, abs=1e-6)
     scored = (idle | unknown) & ~unread
-    assert explained(score[scored], fitted.out_of_fold[scored]) > 0.3
+    assert compute_r2(score[scored], fitted.out_of_fold[scored]) > 0.3
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("kind", ["gradient_boosting", "linear"])
-def test_the_step_of_least_weighted_loss_out_of_fold_is_kept_for_all(kind: RegressorKind) -> None:
+def test_fit_regressor_selects_step_of_least_loss(kind: RegressorKind) -> None:
     """By hand: the paths of the folds, and the regressor of all rows at the step that was kept."""
-    features, score, groups = planted(100, 3, strength=0.3)
+    features, score, groups = make_planted(100, 3, strength=0.3)
     weight = np.where(np.arange(100) % 2, 1.0, 0.2)
     fitted = fit_regressor(kind, "cosine", features, score, weight, groups, PARAMS)
     values, entry = to_matrix(features, list(features)), REGRESSOR_ALGORITHMS[kind]
@@ -156,8 +156,8 @@ def test_the_step_of_least_weighted_loss_out_of_fold_is_kept_for_all(kind: Regre
     assert fitted.parity <= 1e-6
 
 
-def test_columns_that_cannot_vary_among_rows_that_count_are_dropped_and_reported() -> None:
-    features, score, groups = planted(80, 1)
+def test_fit_regressor_reports_dropped_columns() -> None:
+    features, score, groups = make_planted(80, 1)
     weight = np.where(np.arange(80) < 60, 1.0, 0.0)
     features["instruction"] = 2.0
     features["only_elsewhere"] = np.where(np.arange(80) < 60, 1.0, np.arange(80))
@@ -169,39 +169,27 @@ def test_columns_that_cannot_vary_among_rows_that_count_are_dropped_and_reported
 @pytest.mark.parametrize(
     ("target", "groups", "message"),
     [
-        ([0.5] * 6, "abcabc", "the target cosine is 0.5 for all 6 training answers: .*regressors.targets"),
-        ([0.5, 0.5, NAN, 0.5, 0.5, NAN], "abcabc", "the target cosine is 0.5 for all 4 training answers"),
-        ([NAN] * 6, "abcabc", "the target cosine is known for no training answer: .*regressors.targets"),
-        (
-            [0.1, 0.9, NAN, 0.2, NAN, NAN],
-            "aabacb",
-            "the target cosine is known in only 1: bring feedback on more groups",
-        ),
+        ([0.5] * 6, "abcabc", "cosine is 0.5 for all 6 .*regressors.targets"),
+        ([0.5, 0.5, NAN, 0.5, 0.5, NAN], "abcabc", "cosine is 0.5 for all 4 "),
+        ([NAN] * 6, "abcabc", "cosine is known for no training answer.*regressors.targets"),
+        ([0.1, 0.9, NAN, 0.2, NAN, NAN], "aabacb", "cosine is known in only 1: bring feedback"),
     ],
 )
-def test_what_cannot_be_learnt_names_target_and_remedy(target: list[float], groups: str, message: str) -> None:
+def test_fit_regressor_unlearnable_target_raises(target: list[float], groups: str, message: str) -> None:
     features = pd.DataFrame({"a": np.arange(6.0)})
-    with pytest.raises(AbstainError, match=message) as raised:
+    with pytest.raises(AbstainError, match=f"^[^\n]*{message}[^\n]*$"):
         fit_regressor("linear", "cosine", features, np.array(target), np.ones(6), np.array(list(groups)), PARAMS)
-    assert "\n" not in str(raised.value)
 
 
-def test_a_target_that_is_no_correctness_score_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"cosine is -0.2 to 0.9, a correctness score lies in \[0, 1\]"):
-        fit_regressor(
-            "linear",
-            "cosine",
-            pd.DataFrame({"a": [1.0, 2]}),
-            np.array([-0.2, 0.9]),
-            np.ones(2),
-            np.array(["a", "b"]),
-            PARAMS,
-        )
+def test_fit_regressor_target_out_of_range_raises() -> None:
+    features, groups = pd.DataFrame({"a": [1.0, 2]}), np.array(["a", "b"])
+    with pytest.raises(ValueError, match=r"cosine is -0\.2 to 0\.9"):
+        fit_regressor("linear", "cosine", features, np.array([-0.2, 0.9]), np.ones(2), groups, PARAMS)
 
 
 @pytest.mark.heavy
 @every_kind
-def test_two_rows_of_two_groups_are_enough_to_answer(kind: RegressorKind) -> None:
+def test_fit_regressor_two_rows_are_enough(kind: RegressorKind) -> None:
     features = pd.DataFrame({"a": [1.0, 2.0]})
     fitted = fit_regressor(kind, "cosine", features, np.array([0.2, 0.8]), np.ones(2), np.array(["a", "b"]), PARAMS)
     assert fitted.out_of_fold == pytest.approx([0.8, 0.2])
@@ -209,9 +197,7 @@ def test_two_rows_of_two_groups_are_enough_to_answer(kind: RegressorKind) -> Non
 
 
 @pytest.mark.slow
-def test_the_same_fit_is_the_same_bytes_from_any_process_on_any_number_of_cores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fit_regressor_is_reproducible_across_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """This process on one core, another one on two."""
     other = {"LOKY_MAX_CPU_COUNT": "2", "OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2", "PYTHONHASHSEED": "2"}
     ran = subprocess.run(
@@ -225,4 +211,4 @@ def test_the_same_fit_is_the_same_bytes_from_any_process_on_any_number_of_cores(
     assert ran.returncode == 0, ran.stderr
     monkeypatch.setenv("LOKY_MAX_CPU_COUNT", "1")
     with threadpool_limits(1):
-        assert str(digests(tmp_path)) == ran.stdout.strip()
+        assert str(compute_digests(tmp_path)) == ran.stdout.strip()

@@ -6,20 +6,20 @@ import pytest
 from abstain.config.params import RegressorKind
 from abstain.learning.estimators.regressors.columns import to_matrix
 from abstain.learning.estimators.regressors.kinds import PENALTIES, REGRESSOR_ALGORITHMS, RegressorTrainingSet
-from tests.learning.estimators.regressors.builders import PARAMS, planted
+from tests.learning.estimators.regressors.builders import PARAMS, make_planted
 from tests.tolerance import assert_near
 
 every_kind = pytest.mark.parametrize("kind", REGRESSOR_ALGORITHMS)
 
 
-def examples(rows: int, seed: int) -> RegressorTrainingSet:
-    features, score, _ = planted(rows, seed)
+def make_training_set(rows: int, seed: int) -> RegressorTrainingSet:
+    features, score, _ = make_planted(rows, seed)
     return RegressorTrainingSet(to_matrix(features, list(features)), score, np.ones(rows))
 
 
 @pytest.mark.parametrize("kind", ["gradient_boosting", "linear"])
-def test_a_step_of_the_path_is_the_regressor_of_that_step(kind: RegressorKind) -> None:
-    train, other = examples(80, 1), examples(30, 2).features
+def test_predict_path_step_equals_fit_of_step(kind: RegressorKind) -> None:
+    train, other = make_training_set(80, 1), make_training_set(30, 2).features
     entry = REGRESSOR_ALGORITHMS[kind]
     path, steps = entry.predict_path(train, other, PARAMS), entry.list_steps(PARAMS)
     assert path.shape == (len(steps), 30)
@@ -27,8 +27,8 @@ def test_a_step_of_the_path_is_the_regressor_of_that_step(kind: RegressorKind) -
         np.testing.assert_allclose(path[place], entry.fit(train, steps[place], PARAMS).predict(other), atol=1e-12)
 
 
-def test_a_folds_forest_has_its_share_of_the_trees() -> None:
-    train, other = examples(80, 1), examples(30, 2).features
+def test_predict_path_forest_uses_share_of_trees() -> None:
+    train, other = make_training_set(80, 1), make_training_set(30, 2).features
     entry = REGRESSOR_ALGORITHMS["random_forest"]
     (path,) = entry.predict_path(train, other, PARAMS)
     assert entry.list_steps(PARAMS) == (40,)
@@ -37,8 +37,8 @@ def test_a_folds_forest_has_its_share_of_the_trees() -> None:
 
 
 @every_kind
-def test_missing_values_are_the_training_median(kind: RegressorKind) -> None:
-    train = examples(80, 1)
+def test_regressors_impute_training_median(kind: RegressorKind) -> None:
+    train = make_training_set(80, 1)
     entry = REGRESSOR_ALGORITHMS[kind]
     pipeline = entry.fit(train, entry.list_steps(PARAMS)[-1] if kind == "linear" else 20, PARAMS)
     missing = np.full((1, 8), np.nan, np.float32)
@@ -47,7 +47,7 @@ def test_missing_values_are_the_training_median(kind: RegressorKind) -> None:
 
 
 @every_kind
-def test_a_weight_is_as_good_as_a_repetition_and_its_scale_does_not_matter(kind: RegressorKind) -> None:
+def test_regressors_follow_relative_weights(kind: RegressorKind) -> None:
     """A region in which half of the rows say 0 and half say 1, the latter with thrice the weight."""
     features = np.repeat(np.arange(4, dtype=np.float32), 60)[:, None]
     target = np.tile([0.0, 1.0], 120)
@@ -62,8 +62,10 @@ def test_a_weight_is_as_good_as_a_repetition_and_its_scale_does_not_matter(kind:
 
 
 @every_kind
-def test_a_column_without_a_value_in_a_fold_is_no_problem(kind: RegressorKind) -> None:
-    train = examples(40, 1)
+def test_regressors_accept_empty_column(kind: RegressorKind) -> None:
+    train = make_training_set(40, 1)
     train.features[:, 3] = np.nan
     entry = REGRESSOR_ALGORITHMS[kind]
-    assert np.isfinite(entry.fit(train, entry.list_steps(PARAMS)[0], PARAMS).predict(examples(10, 2).features)).all()
+    assert np.isfinite(
+        entry.fit(train, entry.list_steps(PARAMS)[0], PARAMS).predict(make_training_set(10, 2).features)
+    ).all()

@@ -18,7 +18,7 @@ from abstain.learning.estimators.regressors.onnx_regressor import (
     measure_parity,
     to_onnx_regressor,
 )
-from tests.learning.estimators.regressors.builders import PARAMS, planted
+from tests.learning.estimators.regressors.builders import PARAMS, make_planted
 from tests.tolerance import assert_near
 
 every_kind = pytest.mark.parametrize("kind", REGRESSOR_ALGORITHMS)
@@ -26,7 +26,7 @@ every_kind = pytest.mark.parametrize("kind", REGRESSOR_ALGORITHMS)
 
 @pytest.fixture(scope="module")
 def fits() -> dict[str, FittedRegressor]:
-    features, score, groups = planted(150, 1)
+    features, score, groups = make_planted(150, 1)
     return {
         kind: fit_regressor(kind, "cosine", features, score, np.ones(150), groups, PARAMS)
         for kind in REGRESSOR_ALGORITHMS
@@ -35,9 +35,7 @@ def fits() -> dict[str, FittedRegressor]:
 
 @pytest.mark.heavy
 @every_kind
-def test_a_file_says_what_it_is_and_scores_as_before(
-    fits: dict[str, FittedRegressor], kind: RegressorKind, tmp_path: Path
-) -> None:
+def test_onnx_regressor_file_round_trip(fits: dict[str, FittedRegressor], kind: RegressorKind, tmp_path: Path) -> None:
     fitted, file = fits[kind].regressor, tmp_path / "folder" / f"{kind}.onnx"
     fitted.save(file)
     loaded = OnnxRegressor(file.read_bytes())
@@ -45,23 +43,21 @@ def test_a_file_says_what_it_is_and_scores_as_before(
     assert loaded.metadata == fitted.metadata
     assert (loaded.kind, loaded.target, loaded.columns) == (kind, "cosine", tuple(f"nll_{n}" for n in range(8)))
     assert (loaded.metadata["rows"], set(loaded.metadata["versions"])) == (150, {"scikit-learn", "skl2onnx"})
-    others, _, _ = planted(60, 2)
+    others, _, _ = make_planted(60, 2)
     assert np.array_equal(loaded.predict(others), fitted.predict(others))
     onnx.checker.check_model(onnx.load(file), full_check=True)
 
 
 @pytest.mark.heavy
 @every_kind
-def test_the_file_scores_as_scikit_learn_does_missing_values_or_not(
-    fits: dict[str, FittedRegressor], kind: RegressorKind
-) -> None:
+def test_onnx_regressor_matches_scikit_learn(fits: dict[str, FittedRegressor], kind: RegressorKind) -> None:
     assert fits[kind].parity <= 1e-6
-    features, score, _ = planted(150, 1)
+    features, score, _ = make_planted(150, 1)
     train = RegressorTrainingSet(to_matrix(features, list(features)), score, np.ones(150))
     step = fits[kind].regressor.metadata["step"]
     pipeline = REGRESSOR_ALGORITHMS[kind].fit(train, step, PARAMS)
     for missing in (0.0, 0.5, 0.9):
-        others, _, _ = planted(200, 5, missing=missing)
+        others, _, _ = make_planted(200, 5, missing=missing)
         assert measure_parity(pipeline, fits[kind].regressor, others) <= 1e-6
     elsewhere = REGRESSOR_ALGORITHMS[kind].fit(
         RegressorTrainingSet(train.features, 1 - score, train.weight), step, PARAMS
@@ -70,7 +66,7 @@ def test_the_file_scores_as_scikit_learn_does_missing_values_or_not(
 
 
 @pytest.mark.parametrize("kind", ["random_forest", "gradient_boosting"])
-def test_thresholds_between_neighbouring_floats_send_each_to_its_side(kind: RegressorKind) -> None:
+def test_to_onnx_regressor_separates_neighbouring_floats(kind: RegressorKind) -> None:
     """Two values of a feature that differ in their last bit decide the score: a threshold rounded to float32 is one of them."""
     low = np.float32(5.1)
     high = np.nextafter(low, np.float32(6))
@@ -86,11 +82,9 @@ def test_thresholds_between_neighbouring_floats_send_each_to_its_side(kind: Regr
 
 @pytest.mark.heavy
 @every_kind
-def test_scores_are_of_the_row_alone_in_any_batch_and_by_name(
-    fits: dict[str, FittedRegressor], kind: RegressorKind
-) -> None:
+def test_onnx_regressor_predict_is_batch_invariant(fits: dict[str, FittedRegressor], kind: RegressorKind) -> None:
     regressor = fits[kind].regressor
-    features, _, _ = planted(BATCH + 30, 4)
+    features, _, _ = make_planted(BATCH + 30, 4)
     together = regressor.predict(features)
     assert together.shape == (BATCH + 30,) and together.dtype == np.float64
     picked = [0, 1, BATCH - 1, BATCH, BATCH + 29]
@@ -104,8 +98,8 @@ def test_scores_are_of_the_row_alone_in_any_batch_and_by_name(
 
 
 @pytest.mark.heavy
-def test_far_from_what_was_learnt_a_score_stays_between_0_and_1(fits: dict[str, FittedRegressor]) -> None:
-    features, _, _ = planted(50, 4)
+def test_onnx_regressor_extrapolation_stays_in_range(fits: dict[str, FittedRegressor]) -> None:
+    features, _, _ = make_planted(50, 4)
     for kind, fitted in fits.items():
         scores = np.concatenate([fitted.regressor.predict(features * scale) for scale in (1e4, -1e4)])
         assert scores.min() >= 0 and scores.max() <= 1

@@ -1,0 +1,44 @@
+"""Frozen records of metrics, which stages write as JSON and reports read.
+
+A value that is not defined for the answers is None (null in JSON).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+from abstain.core.markdown import is_defined
+
+Value = Annotated[float | None, BeforeValidator(lambda value: value if is_defined(value) else None)]
+"""A metric; None if it is not defined for the answers, for which the computations have nan."""
+
+
+class ResultRecord(BaseModel):
+    """Frozen record; keys that are not declared are kept as they are."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", protected_namespaces=())
+
+    def get(self, name: str) -> Any:
+        """Return a value by its key, such as `auroc_low`; None if there is none."""
+        return getattr(self, name, None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the keys and values that were given, and no others."""
+        return self.model_dump(exclude_unset=True)
+
+
+class Auroc(ResultRecord):
+    """AUROC with its 95 % interval."""
+
+    auroc: Value
+    auroc_low: Value
+    auroc_high: Value
+
+
+class Rates(ResultRecord):
+    """Coverage of a threshold, and the precision of what it shows."""
+
+    coverage: Value
+    precision: Value
