@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from fastapi.testclient import TestClient
 
 from abstain.config.serve_settings import ServeSettings
 from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log.log import DecisionLog
-from abstain.serving.api.app import make_app
 from abstain.serving.gate import Gate
 from abstain.serving.service.gate_service import GateService
 from abstain.serving.service.keys import ApiKeys
 from abstain.serving.service.version_follower import VersionFollower, VersionInfo
+from tests.data.decision_log.builders import open_log
 from tests.serving.builders import GUARANTEE, release
+from tests.serving.clients import BASE, GateClient
 
-BASE = "http://127.0.0.1"
+__all__ = ["BASE"]
 
 
 class MadeUpReleases:
@@ -54,7 +55,6 @@ def make_release(tmp_path: Path, model: Path, settings: Settings) -> Callable[..
 
     def make(version: str = "v1.0.0", **changes: str | None) -> Path:
         folder = tmp_path / "releases" / version
-        folder.mkdir(parents=True)
         return release(folder, model, settings, **{"version": version, "guarantee": GUARANTEE, **changes})
 
     return make
@@ -67,12 +67,7 @@ def releases() -> MadeUpReleases:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[DecisionLog]:
-    opened = DecisionLog.open(
-        f"sqlite:///{tmp_path / 'log.sqlite'}",
-        redact=lambda row: row,
-        pseudonym=lambda name: f"u-{name}",
-        key=b"digests",
-    )
+    opened = open_log(f"sqlite:///{tmp_path / 'log.sqlite'}")
     yield opened
     opened.close()
 
@@ -100,6 +95,22 @@ def service(
 
 
 @pytest.fixture
-def client(service: GateService) -> Iterator[TestClient]:
-    with TestClient(make_app(service, ApiKeys()), BASE) as opened:
+def connect(
+    make_service: Callable[..., GateService], releases: MadeUpReleases, make_release: Callable[..., Path]
+) -> Iterator[Callable[..., GateClient]]:
+    """Open a client of a server with these keys and serve settings, where v1.0.0 is live, with `metadata`."""
+    with ExitStack() as stack:
+
+        def open_client(
+            keys: ApiKeys | None = None, metadata: Mapping[str, str] | None = None, **settings: object
+        ) -> GateClient:
+            releases.promote("v1.0.0", make_release(**(metadata or {})))
+            return stack.enter_context(GateClient(make_service(**settings), keys))
+
+        yield open_client
+
+
+@pytest.fixture
+def client(service: GateService) -> Iterator[GateClient]:
+    with GateClient(service) as opened:
         yield opened
