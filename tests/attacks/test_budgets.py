@@ -248,11 +248,14 @@ def test_slow_heads_and_bodies_are_ended(
     server = serve()
     heads = [server.connect() for _ in range(40)]
     bodies = [server.send_unfinished("/v1/gate", 1) for _ in range(40)]
-    for number, connection in enumerate(heads):
-        connection.sendall(b"POST /v1/gate HTTP/1.1\r\nHost: 127"[:number])
+    silent, dripping = heads[:20], heads[20:]
+    for number, connection in enumerate(silent):
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127"[:number])
+    for connection in dripping:
+        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127")
     until = time.monotonic() + 1.5
     while time.monotonic() < until:
-        for connection in heads[1:]:
+        for connection in dripping:
             with suppress(OSError):
                 connection.sendall(b"a")
         time.sleep(0.1)

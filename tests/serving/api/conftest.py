@@ -23,6 +23,7 @@ from tests.serving.builders import GUARANTEE, release
 from tests.serving.clients import BASE, GateClient
 
 __all__ = ["BASE"]
+Connect = Callable[..., GateClient]
 
 
 class MadeUpReleases:
@@ -97,7 +98,7 @@ def service(
 @pytest.fixture
 def connect(
     make_service: Callable[..., GateService], releases: MadeUpReleases, make_release: Callable[..., Path]
-) -> Iterator[Callable[..., GateClient]]:
+) -> Iterator[Connect]:
     """Open a client of a server with these keys and serve settings, where v1.0.0 is live, with `metadata`."""
     with ExitStack() as stack:
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from abstain.config.serve_settings import load_serve_settings
 from abstain.config.settings import load_settings
-from abstain.data.decision_log.log import DecisionLog
 from abstain.serving.api import app
 from abstain.serving.api.server import LOOPBACK_NAMES, listen, serve_app
 from abstain.serving.gate import Gate
 from abstain.serving.service.gate_service import GateService
 from abstain.serving.service.keys import ApiKeys
 from abstain.serving.service.version_follower import VersionFollower, VersionInfo
+from tests.data.decision_log.builders import open_log
 
 
 class FolderReleases:
@@ -38,9 +38,7 @@ class FolderReleases:
 def main(folder: Path) -> None:
     settings, serving = load_settings(), load_serve_settings()
     follower = VersionFollower(FolderReleases(folder), lambda bundle: Gate.open(bundle, settings))
-    log = DecisionLog.open(
-        f"sqlite:///{folder / 'log.sqlite'}", redact=lambda row: row, pseudonym=lambda name: f"u-{name}", key=b"digests"
-    )
+    log = open_log(f"sqlite:///{folder / 'log.sqlite'}")
     with listen("127.0.0.1", 0) as listening:
         service = GateService(follower, log, serving)
         follower.refresh()
