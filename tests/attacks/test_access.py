@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
-from abstain.serving.service.gate_service import GateService
 from abstain.serving.service.keys import ROLES, ApiKeys, create_key
 from tests.attacks.conftest import Count
-from tests.serving.api.conftest import MadeUpReleases
+from tests.serving.api.conftest import MadeUpReleases, MakeRelease, MakeService
 from tests.serving.clients import ASKED, BASE, bearer
 from tests.serving.status_page.builders import make_server
 from tests.serving.status_page.test_page import log_in, token_of
@@ -57,11 +56,7 @@ def keys(file: Path) -> dict[str, str]:
 
 @pytest.fixture
 def client(
-    make_service: Callable[..., GateService],
-    releases: MadeUpReleases,
-    make_release: Callable[..., Path],
-    file: Path,
-    keys: dict[str, str],
+    make_service: MakeService, releases: MadeUpReleases, make_release: MakeRelease, file: Path, keys: dict[str, str]
 ) -> Iterator[TestClient]:
     """A client of a server that withholds every answer."""
     releases.promote("v1.0.0", make_release(threshold="1.1"))

@@ -25,7 +25,7 @@ from abstain.serving.api.app import BYTES_PER_ROW, MAX_FORM_BYTES, VALUES_PER_RO
 from abstain.serving.service.gate_service import GateService
 from abstain.serving.service.keys import ApiKeys, create_key
 from tests.attacks.conftest import Count
-from tests.serving.api.conftest import MadeUpReleases
+from tests.serving.api.conftest import MadeUpReleases, MakeRelease, MakeService
 from tests.serving.clients import ASKED
 from tests.serving.status_page.builders import listening, make_server
 
@@ -79,10 +79,11 @@ class Server:
         return reply.status_code == 200 and reply.json()["decision"] in ("show", "abstain")
 
 
+Serve = Callable[..., Server]
+
+
 @pytest.fixture
-def serve(
-    make_service: Callable[..., GateService], releases: MadeUpReleases, make_release: Callable[..., Path]
-) -> Iterator[Callable[..., Server]]:
+def serve(make_service: MakeService, releases: MadeUpReleases, make_release: MakeRelease) -> Iterator[Serve]:
     """Start a server with these keys and settings."""
     releases.promote("v1.0.0", make_release(includes_eos="false"))
     with ExitStack() as servers, ExitStack() as connections:
@@ -151,12 +152,7 @@ def happens(condition: Callable[[], bool], within_s: float = 10) -> bool:
 )
 @pytest.mark.parametrize("seconds", [0.5, 60.0], ids=["time-out", "left"])
 def test_long_work_ends_with_its_time_and_its_caller(
-    serve: Callable[..., Server],
-    steps: list[float],
-    path: str,
-    body: dict[str, Any],
-    seconds: float,
-    assert_repelled: Count,
+    serve: Serve, steps: list[float], path: str, body: dict[str, Any], seconds: float, assert_repelled: Count
 ) -> None:
     server = serve(answer_timeout_s=seconds)
     if path == "/v1/familiarity":
@@ -173,9 +169,7 @@ def test_long_work_ends_with_its_time_and_its_caller(
     assert_repelled("abandoned work", 1, repelled)
 
 
-def test_decisions_do_not_wait_for_answers(
-    serve: Callable[..., Server], steps: list[float], assert_repelled: Count
-) -> None:
+def test_decisions_do_not_wait_for_answers(serve: Serve, steps: list[float], assert_repelled: Count) -> None:
     server = serve()
     for seed in range(3):  # of different kinds, so that two of them wait
         server.send("/v1/answer", {**LONG, "seed": seed})
@@ -186,9 +180,7 @@ def test_decisions_do_not_wait_for_answers(
     assert_repelled("long answers before decisions", 3, repelled)
 
 
-def test_queue_is_not_filled_by_one_caller(
-    serve: Callable[..., Server], steps: list[float], assert_repelled: Count
-) -> None:
+def test_queue_is_not_filled_by_one_caller(serve: Serve, steps: list[float], assert_repelled: Count) -> None:
     server = serve(max_queued=8, caller=CallerLimits(max_queued=4))
     sent = [server.send("/v1/answer", {**LONG, "seed": seed}) for seed in range(12)]
     rejected = sum(b" 429 " in read_reply(connection, 0.3) for connection in sent)
@@ -196,7 +188,7 @@ def test_queue_is_not_filled_by_one_caller(
     assert_repelled("queue filled by one caller", 1, server.decides(OTHER))
 
 
-def test_body_without_a_key_takes_no_memory(serve: Callable[..., Server], assert_repelled: Count) -> None:
+def test_body_without_a_key_takes_no_memory(serve: Serve, assert_repelled: Count) -> None:
     server = serve(ApiKeys(create_key("ann", ["ask"])[1]), body_limit=8 * 1024 * 1024)
     tried = [("/nothing", b" 404 "), ("/login", b" 413 "), ("/try", b" 413 "), ("/v1/gate", b" 401 ")]
     repelled = sum(status in read_reply(server.send_unfinished(path, MAX_FORM_BYTES + 1)) for path, status in tried)
@@ -207,9 +199,7 @@ def test_body_without_a_key_takes_no_memory(serve: Callable[..., Server], assert
     assert_repelled("unfinished bodies without a key", len(tried) + 1, repelled)
 
 
-def test_all_bodies_have_one_budget(
-    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, assert_repelled: Count
-) -> None:
+def test_all_bodies_have_one_budget(serve: Serve, monkeypatch: pytest.MonkeyPatch, assert_repelled: Count) -> None:
     monkeypatch.setattr(middleware, "MAX_TOTAL_BODY_BYTES", 400_000)
     server = serve(caller=CallerLimits(max_body_bytes=250_000))
     held = [server.send_unfinished("/v1/gate", 100_000) for _ in range(2)]
@@ -227,7 +217,7 @@ def test_all_bodies_have_one_budget(
 
 
 def test_connections_are_not_taken_by_one_address(
-    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, assert_repelled: Count
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, assert_repelled: Count
 ) -> None:
     monkeypatch.setattr("abstain.serving.api.server.MAX_CONNECTIONS", 24)
     server = serve(caller=CallerLimits(max_connections=16))
@@ -240,9 +230,7 @@ def test_connections_are_not_taken_by_one_address(
     assert_repelled("connections of one or two addresses", 2, repelled)
 
 
-def test_slow_heads_and_bodies_are_ended(
-    serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, assert_repelled: Count
-) -> None:
+def test_slow_heads_and_bodies_are_ended(serve: Serve, monkeypatch: pytest.MonkeyPatch, assert_repelled: Count) -> None:
     monkeypatch.setattr("abstain.serving.api.server.HEADER_TIMEOUT_S", 0.5)
     monkeypatch.setattr(middleware, "BODY_TIMEOUT_S", 0.5)
     server = serve()
@@ -265,9 +253,7 @@ def test_slow_heads_and_bodies_are_ended(
     assert_repelled("slow heads and bodies", len(heads + bodies), repelled)
 
 
-def test_locked_files_of_states_delay_no_decision(
-    serve: Callable[..., Server], tmp_path: Path, assert_repelled: Count
-) -> None:
+def test_locked_files_of_states_delay_no_decision(serve: Serve, tmp_path: Path, assert_repelled: Count) -> None:
     folder = tmp_path / "states"
     folder.mkdir()
     (folder / "held.safetensors").write_bytes(b"x")
@@ -286,9 +272,7 @@ def test_locked_files_of_states_delay_no_decision(
 
 
 @pytest.mark.parametrize("name", ["response", "zz"])
-def test_json_of_many_tiny_values_is_not_parsed(
-    serve: Callable[..., Server], name: str, assert_repelled: Count
-) -> None:
+def test_json_of_many_tiny_values_is_not_parsed(serve: Serve, name: str, assert_repelled: Count) -> None:
     content = json.dumps({name: {"x": [[]] * (middleware.MAX_VALUES // 2)}}).encode()
     server = serve(caller=CallerLimits(rows_per_minute=100_000))
     paths = ["/v1/gate", "/v1/contexts", *GATEWAYS]
@@ -298,9 +282,7 @@ def test_json_of_many_tiny_values_is_not_parsed(
 
 
 @pytest.mark.parametrize("sent", ["x" * 12 * BYTES_PER_ROW, [1] * 12 * VALUES_PER_ROW], ids=["bytes", "values"])
-def test_large_rejected_bodies_count_as_rows(
-    serve: Callable[..., Server], sent: object, assert_repelled: Count
-) -> None:
+def test_large_rejected_bodies_count_as_rows(serve: Serve, sent: object, assert_repelled: Count) -> None:
     server = serve(caller=CallerLimits(rows_per_minute=20))
     content = json.dumps({"zz": sent}).encode()
     replies = [server.post("/v1/gate", content=content, headers=JSON) for _ in range(3)]

@@ -26,6 +26,7 @@ def test_read_and_delete_rejects_paths_out_of_the_folder(tmp_path: Path, assert_
     folder, secret = tmp_path / "states", tmp_path / SECRET
     folder.mkdir()
     secret.write_bytes(b"secret")
+    (tmp_path / f"{SECRET}.lock").touch()
     (folder / "link.safetensors").symlink_to(secret)
     (folder / "out").symlink_to(tmp_path)
     (folder / "loop.safetensors").symlink_to("loop.safetensors")
@@ -39,4 +40,5 @@ def test_read_and_delete_rejects_paths_out_of_the_folder(tmp_path: Path, assert_
     ]
     repelled = sum(is_rejected(path, folder) for path in paths)
     assert secret.read_bytes() == b"secret" and (folder / "link.safetensors").is_symlink()
+    assert (tmp_path / f"{SECRET}.lock").exists()
     assert_repelled("paths outside the folder", len(paths), repelled)

@@ -24,6 +24,8 @@ from tests.serving.clients import BASE, GateClient
 
 __all__ = ["BASE"]
 Connect = Callable[..., GateClient]
+MakeRelease = Callable[..., Path]
+MakeService = Callable[..., GateService]
 
 
 class MadeUpReleases:
@@ -51,7 +53,7 @@ class MadeUpReleases:
 
 
 @pytest.fixture
-def make_release(tmp_path: Path, model: Path, settings: Settings) -> Callable[..., Path]:
+def make_release(tmp_path: Path, model: Path, settings: Settings) -> MakeRelease:
     """A release in a folder of its own, with a guarantee, unless changed."""
 
     def make(version: str = "v1.0.0", **changes: str | None) -> Path:
@@ -74,7 +76,7 @@ def log(tmp_path: Path) -> Iterator[DecisionLog]:
 
 
 @pytest.fixture
-def make_service(releases: MadeUpReleases, settings: Settings, log: DecisionLog) -> Callable[..., GateService]:
+def make_service(releases: MadeUpReleases, settings: Settings, log: DecisionLog) -> MakeService:
     """A service over `releases`, with these serve settings."""
 
     def make(**changes: object) -> GateService:
@@ -88,17 +90,13 @@ def make_service(releases: MadeUpReleases, settings: Settings, log: DecisionLog)
 
 
 @pytest.fixture
-def service(
-    make_service: Callable[..., GateService], releases: MadeUpReleases, make_release: Callable[..., Path]
-) -> GateService:
+def service(make_service: MakeService, releases: MadeUpReleases, make_release: MakeRelease) -> GateService:
     releases.promote("v1.0.0", make_release())
     return make_service()
 
 
 @pytest.fixture
-def connect(
-    make_service: Callable[..., GateService], releases: MadeUpReleases, make_release: Callable[..., Path]
-) -> Iterator[Connect]:
+def connect(make_service: MakeService, releases: MadeUpReleases, make_release: MakeRelease) -> Iterator[Connect]:
     """Open a client of a server with these keys and serve settings, where v1.0.0 is live, with `metadata`."""
     with ExitStack() as stack:
 

@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +12,7 @@ from abstain.serving.service import decision_inputs
 from abstain.serving.service.gate_service import GateService
 from abstain.serving.service.schemas import MAX_ANSWERS, MAX_INSTRUCTION_CHARACTERS
 from tests.learning.thresholds.builders import make_guarantee
-from tests.serving.api.conftest import Connect, MadeUpReleases
+from tests.serving.api.conftest import Connect, MadeUpReleases, MakeRelease, MakeService
 from tests.serving.clients import ASKED, GateClient
 
 pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
@@ -80,7 +78,7 @@ def test_gate_shows_unavailable_answers_where_set(connect: Connect) -> None:
     assert 'decision="unavailable",shown="yes"' in client.read_metrics()
 
 
-def test_server_without_a_version_is_not_ready(make_service: Callable[..., GateService]) -> None:
+def test_server_without_a_version_is_not_ready(make_service: MakeService) -> None:
     with GateClient(make_service()) as client:
         assert client.get("/healthz").status_code == 200
         ready = client.get("/readyz")
@@ -104,7 +102,7 @@ def test_gate_same_request_is_one_row_and_another_a_conflict(client: GateClient)
 
 
 def test_gate_repeated_request_keeps_its_first_version(
-    client: GateClient, releases: MadeUpReleases, make_release: Callable[..., Path]
+    client: GateClient, releases: MadeUpReleases, make_release: MakeRelease
 ) -> None:
     first = client.decide(interaction_id="i-1")
     other = "0.0" if first["decision"] == "abstain" else "1.1"

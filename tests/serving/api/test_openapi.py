@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 import schemathesis
 from fastapi import FastAPI
@@ -18,18 +15,15 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from abstain.serving.api.app import make_app
-from abstain.serving.service.gate_service import GateService
 from abstain.serving.service.keys import ApiKeys
-from tests.serving.api.conftest import MadeUpReleases
+from tests.serving.api.conftest import MadeUpReleases, MakeRelease, MakeService
 
 CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance)
 ROUTES = {"/v1/gate", "/v1/answer", "/v1/feedback", "/v1/contexts", "/v1/familiarity", "/v1/version"}
 
 
 @pytest.fixture
-def app(
-    make_service: Callable[..., GateService], releases: MadeUpReleases, make_release: Callable[..., Path]
-) -> FastAPI:
+def app(make_service: MakeService, releases: MadeUpReleases, make_release: MakeRelease) -> FastAPI:
     releases.promote("v1.0.0", make_release())
     return make_app(make_service(text_limit=2000), ApiKeys())
 

@@ -7,8 +7,6 @@ import logging
 import socket
 import time
 import tracemalloc
-from collections.abc import Callable
-from pathlib import Path
 
 import httpx
 import pytest
@@ -18,9 +16,8 @@ from abstain.core.errors import AbstainError
 from abstain.serving.api import middleware
 from abstain.serving.api.app import make_app
 from abstain.serving.api.server import MAX_LINES_PER_MINUTE, MAX_MESSAGES_PER_MINUTE, LogRateFilter, listen
-from abstain.serving.service.gate_service import GateService
 from abstain.serving.service.keys import ApiKeys
-from tests.serving.api.conftest import MadeUpReleases
+from tests.serving.api.conftest import MadeUpReleases, MakeRelease, MakeService
 from tests.serving.clients import ASKED
 from tests.serving.status_page.builders import listening
 
@@ -45,7 +42,7 @@ def make_head(length: str, more: str = "") -> bytes:
 
 
 def test_server_goes_on_after_malformed_requests(
-    make_service: Callable[..., GateService], releases: MadeUpReleases, make_release: Callable[..., Path]
+    make_service: MakeService, releases: MadeUpReleases, make_release: MakeRelease
 ) -> None:
     releases.promote("v1.0.0", make_release())
     chunk = b"1000\r\n" + b" " * 4096 + b"\r\n"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from abstain.serving.predictor import Predictor
 from abstain.serving.service import shadow as shadow_module
 from abstain.serving.service.gate_service import GateService
 from abstain.serving.service.version_follower import VersionFollower
-from tests.serving.api.conftest import MadeUpReleases
+from tests.serving.api.conftest import Connect, MadeUpReleases, MakeRelease
 from tests.serving.clients import ASKED, GateClient
 
 pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
@@ -31,8 +30,8 @@ SHADOW = "shadow-0123456789ab"
 
 @pytest.fixture
 def start(
-    releases: MadeUpReleases, make_release: Callable[..., Path], settings: Settings, log: DecisionLog
-) -> Iterator[Callable[..., GateClient]]:
+    releases: MadeUpReleases, make_release: MakeRelease, settings: Settings, log: DecisionLog
+) -> Iterator[Connect]:
     """Open a client of a server whose shadow has these changes of its metadata."""
     with ExitStack() as stack:
 
@@ -66,7 +65,7 @@ def wait_for_outcomes(client: GateClient, count: int) -> dict[str, int]:
     raise AssertionError(outcomes)
 
 
-def test_shadow_decides_by_features_of_production(start: Callable[..., GateClient]) -> None:
+def test_shadow_decides_by_features_of_production(start: Connect) -> None:
     client = start()
     engine = client.service.follower.current.gate.predictor.source.load_engine()
     before = engine.stats.forward_tokens
@@ -81,7 +80,7 @@ def test_shadow_decides_by_features_of_production(start: Callable[..., GateClien
     assert row["confidence"] == pytest.approx(decision["confidence"])
 
 
-def test_shadow_skips_repeated_and_unavailable_decisions(start: Callable[..., GateClient]) -> None:
+def test_shadow_skips_repeated_and_unavailable_decisions(start: Connect) -> None:
     client = start()
     for changes in ({"interaction_id": "i-1"}, {"interaction_id": "i-1"}, {"contexts": []}, {"interaction_id": "i-2"}):
         client.decide(**changes)
@@ -89,7 +88,7 @@ def test_shadow_skips_repeated_and_unavailable_decisions(start: Callable[..., Ga
     assert [row["interaction_id"] for row in read_rows(client)] == ["i-1", "i-2"]
 
 
-def test_shadow_decides_about_answers_written_here(start: Callable[..., GateClient]) -> None:
+def test_shadow_decides_about_answers_written_here(start: Connect) -> None:
     client = start()
     asked = {name: ASKED[name] for name in ("question", "contexts")}
     written = client.post("/v1/answer", json={**asked, "max_new_tokens": 5}).json()
@@ -98,9 +97,7 @@ def test_shadow_decides_about_answers_written_here(start: Callable[..., GateClie
 
 
 @pytest.mark.parametrize(("mode", "outcome"), [("shared", "skipped"), ("full", "decided")])
-def test_shadow_of_another_layer_needs_a_pass_of_its_own(
-    start: Callable[..., GateClient], mode: str, outcome: str
-) -> None:
+def test_shadow_of_another_layer_needs_a_pass_of_its_own(start: Connect, mode: str, outcome: str) -> None:
     client = start(mode, layer="1")
     decision = client.decide(interaction_id="i-1")
     assert wait_for_outcomes(client, 1) == {outcome: 1}
@@ -112,7 +109,7 @@ def test_shadow_of_another_layer_needs_a_pass_of_its_own(
         assert expected.confidence != pytest.approx(decision["confidence"], abs=1e-4)
 
 
-def test_shadow_that_fails_changes_no_answer(start: Callable[..., GateClient], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shadow_that_fails_changes_no_answer(start: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     score_answers = Predictor.score_answers
 
     def fail_in_shadow(self: Predictor, *rest: Any) -> Any:
@@ -129,9 +126,7 @@ def test_shadow_that_fails_changes_no_answer(start: Callable[..., GateClient], m
     assert (decision["decision"], decision["confidence"]) == (expected["decision"], expected["confidence"])
 
 
-def test_shadow_that_is_slow_drops_and_counts(
-    start: Callable[..., GateClient], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shadow_that_is_slow_drops_and_counts(start: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
     decide = shadow_module._decide
     monkeypatch.setattr(shadow_module, "_decide", lambda *args: go_on.wait(30) and decide(*args))
@@ -145,7 +140,7 @@ def test_shadow_that_is_slow_drops_and_counts(
     assert [row["interaction_id"] for row in read_rows(client)] == ["i-0", "i-1", "i-2"]
 
 
-def test_shadow_that_does_not_load_leaves_production_alone(start: Callable[..., GateClient]) -> None:
+def test_shadow_that_does_not_load_leaves_production_alone(start: Connect) -> None:
     client = start(layout_digest="another")
     assert client.decide()["decision"] in ("show", "abstain")
     shadow = client.service.shadow.follower

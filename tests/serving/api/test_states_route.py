@@ -126,10 +126,7 @@ def test_states_with_part_of_the_texts_are_rejected(client: GateClient) -> None:
 
 
 def test_states_file_is_kept_while_all_are_busy(
-    client: GateClient,
-    releases: MadeUpReleases,
-    states_folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    client: GateClient, releases: MadeUpReleases, states_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tensors, description = compute_states(client)
     file, asked = states_folder / "r.safetensors", {"states": {**description, "path": "r.safetensors"}}

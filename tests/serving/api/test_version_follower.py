@@ -14,14 +14,14 @@ from abstain.serving.api import app
 from abstain.serving.service import version_follower
 from abstain.serving.service.gate_service import GateService
 from abstain.serving.service.version_follower import VersionInfo
-from tests.serving.api.conftest import MadeUpReleases
+from tests.serving.api.conftest import MadeUpReleases, MakeRelease
 from tests.serving.clients import GateClient
 
 pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
 
 
 def test_refresh_takes_over_and_fails_no_request(
-    client: GateClient, releases: MadeUpReleases, make_release: Callable[..., Path]
+    client: GateClient, releases: MadeUpReleases, make_release: MakeRelease
 ) -> None:
     versions, stop = [], threading.Event()
 
@@ -44,7 +44,7 @@ def test_refresh_takes_over_and_fails_no_request(
 
 
 def test_garbage_collection_spares_a_loaded_version(
-    service: GateService, releases: MadeUpReleases, make_release: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    service: GateService, releases: MadeUpReleases, make_release: MakeRelease, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(app, "REFRESH_INTERVAL_S", 0.05)
     cycle = type("Cycle", (), {})()
@@ -70,7 +70,7 @@ def test_garbage_collection_spares_a_loaded_version(
 
 
 def test_refresh_rejects_a_bad_or_damaged_version(
-    client: GateClient, releases: MadeUpReleases, make_release: Callable[..., Path]
+    client: GateClient, releases: MadeUpReleases, make_release: MakeRelease
 ) -> None:
     bad = make_release("v1.1.0", layout_digest="another")
     releases.promote("v1.1.0", bad)
@@ -109,10 +109,7 @@ def test_refresh_without_production_decides_nothing(client: GateClient, releases
 
 
 def test_refresh_retries_what_fails_for_a_while_only(
-    client: GateClient,
-    releases: MadeUpReleases,
-    make_release: Callable[..., Path],
-    monkeypatch: pytest.MonkeyPatch,
+    client: GateClient, releases: MadeUpReleases, make_release: MakeRelease, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[str] = []
     fetch = releases.fetch_bundle

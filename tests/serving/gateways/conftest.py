@@ -20,7 +20,7 @@ from abstain.serving.gate import Gate
 from abstain.serving.service.gate_service import GateService, RetrieveChunks
 from abstain.serving.service.version_follower import VersionFollower
 from tests.data.decision_log import builders
-from tests.serving.api.conftest import MadeUpReleases
+from tests.serving.api.conftest import MadeUpReleases, MakeService
 from tests.serving.builders import GUARANTEE, release
 from tests.serving.clients import GateClient
 
@@ -67,9 +67,7 @@ def open_log(tmp_path: Path) -> Iterator[Callable[[], DecisionLog]]:
 
 
 @pytest.fixture
-def make_worker(
-    gate_folder: Path, settings: Settings, open_log: Callable[[], DecisionLog]
-) -> Callable[..., GateService]:
+def make_worker(gate_folder: Path, settings: Settings, open_log: Callable[[], DecisionLog]) -> MakeService:
     """A worker of the server, with these serve settings; all workers share the log."""
 
     def make(retrieve: RetrieveChunks | None = None, **changes: Any) -> GateService:
@@ -85,7 +83,7 @@ def make_worker(
 
 
 @pytest.fixture
-def connect(make_worker: Callable[..., GateService]) -> Iterator[Connect]:
+def connect(make_worker: MakeService) -> Iterator[Connect]:
     """Open a client of a worker with these keys and serve settings."""
     with ExitStack() as stack:
         yield lambda keys=None, **settings: stack.enter_context(GateClient(make_worker(**settings), keys))

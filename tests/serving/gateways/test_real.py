@@ -8,7 +8,7 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import yaml
 from abstain.serving.api.app import make_app
 from abstain.serving.service.gate_service import GateService
 from tests.ports import free_port
+from tests.serving.api.conftest import MakeService
 from tests.serving.clients import GateClient, make_keys
 from tests.serving.gateways.conftest import QUESTION, WITHHELD, Answers, registered
 from tests.serving.status_page.builders import listening
@@ -38,7 +39,7 @@ def make_environment(folder: Path, *packages: str) -> Path:
 
 
 @pytest.fixture
-def gates(make_worker: Callable[..., GateService]) -> Iterator[Gates]:
+def gates(make_worker: MakeService) -> Iterator[Gates]:
     """Two servers, one of which replaces what it withholds, the header of both their keys, and the first's service."""
     keys, headers = make_keys(litellm=["ask"])
     services = {kind: make_worker(litellm_withheld=kind) for kind in ("block", "replace")}
