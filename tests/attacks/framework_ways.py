@@ -59,34 +59,21 @@ RAILS = "models: []\nrails:\n  output:\n    flows:\n      - check with abstain\n
 Way = Callable[[], Any]
 
 
-class Withholding:
+WITHHELD = Decision("i-1", "abstain", 0.1, 0.5, "v1.0.0", None)
+
+
+class Gate:
     on_unavailable = "abstain"
 
-    def decide(self, *_: Any) -> Decision:
-        return Decision("i-1", "abstain", 0.1, 0.5, "v1.0.0", None)
+    def __init__(self, decide: Callable[..., Decision] = lambda *_: WITHHELD) -> None:
+        self.decide = decide
 
 
-class Showing(Withholding):
-    """Shows the answer to the question with these contexts alone."""
-
-    def __init__(self, *contexts: str) -> None:
-        self.contexts = list(contexts)
-
-    def decide(self, question: str, contexts: Any, answer: str) -> Decision:
-        if (question, list(contexts), answer) == (QUESTION, self.contexts, WRONG):
-            return Decision("i-1", "show", 0.9, 0.5, "v1.0.0", None, show=True)
-        return super().decide()
-
-
-class Failing(Withholding):
-    def decide(self, *_: Any) -> Decision:
-        raise RuntimeError("a defect")
-
-
-class Slow(Withholding):
-    def decide(self, *_: Any) -> Decision:
-        time.sleep(1)
-        return super().decide()
+def show(*contexts: str) -> Gate:
+    """A gate that shows the answer to the question with these contexts alone."""
+    shown = Decision("i-1", "show", 0.9, 0.5, "v1.0.0", None, show=True)
+    right = (QUESTION, list(contexts), WRONG)
+    return Gate(lambda question, given, answer: shown if (question, list(given), answer) == right else WITHHELD)
 
 
 def read(way: Way) -> str:
@@ -108,7 +95,7 @@ class LangChainChunks(LangChainRetriever):  # type: ignore[misc]
 
 
 def bind(gate: Any = None) -> dict[str, Any]:
-    return {"callbacks": [langchain_callback(gate or Withholding())]}
+    return {"callbacks": [langchain_callback(gate or Gate())]}
 
 
 def make_model(**more: Any) -> Any:
@@ -225,7 +212,7 @@ class Custom(CustomQueryEngine):  # type: ignore[misc]
 
 def set_callback(gate: Any = None) -> CallbackManager:
     Settings.llm, Settings.embed_model = Writer(), MockEmbedding(embed_dim=3)
-    Settings.callback_manager = CallbackManager([llamaindex_callback(gate or Withholding())])
+    Settings.callback_manager = CallbackManager([llamaindex_callback(gate or Gate())])
     return Settings.callback_manager
 
 
@@ -304,27 +291,27 @@ def rail(action: Any = None, *, answer: Any = WRONG, chunks: Any = (CHUNKS,), us
 
 
 NEMO: dict[str, Way] = {
-    "withheld": rail(Withholding()),
-    "the gate fails": rail(Failing()),
-    "the gate is slow": rail(Slow()),
+    "withheld": rail(Gate()),
+    "the gate fails": rail(Gate(lambda *_: 1 / 0)),
+    "the gate is slow": rail(Gate(lambda *_: time.sleep(1) or WITHHELD)),
     "no action": rail(),
     "an action without an outcome": rail(do_nothing),
-    "no chunks": rail(Withholding(), chunks=()),
-    "no question": rail(Withholding(), user=""),
-    "a list": rail(Withholding(), answer=[{"type": "text", "text": WRONG}]),
-    "a dict": rail(Withholding(), answer={"text": WRONG}),
-    "blank": rail(Withholding(), answer=" "),
-    "all rails": rail(Withholding(), rails=["input", "output"]),
+    "no chunks": rail(Gate(), chunks=()),
+    "no question": rail(Gate(), user=""),
+    "a list": rail(Gate(), answer=[{"type": "text", "text": WRONG}]),
+    "a dict": rail(Gate(), answer={"text": WRONG}),
+    "blank": rail(Gate(), answer=" "),
+    "all rails": rail(Gate(), rails=["input", "output"]),
 }
 
 CONTROLS: dict[str, Way] = {
-    "a chain": invoke(make_rag(), Showing()),
-    "a chain in a chain": invoke_bound(lambda chain: give(ASKED) | chain, Showing()),
+    "a chain": invoke(make_rag(), show()),
+    "a chain in a chain": invoke_bound(lambda chain: give(ASKED) | chain, show()),
     "a chain with a retriever": invoke(
-        RunnableLambda(lambda asked: asked["input"]) | LangChainChunks() | give({"answer": WRONG}), Showing(CHUNK)
+        RunnableLambda(lambda asked: asked["input"]) | LangChainChunks() | give({"answer": WRONG}), show(CHUNK)
     ),
-    "a query": lambda: make_engine(Showing(CHUNK)).query("q"),
-    "a rail": rail(Showing(CHUNK)),
+    "a query": lambda: make_engine(show(CHUNK)).query("q"),
+    "a rail": rail(show(CHUNK)),
 }
 
 

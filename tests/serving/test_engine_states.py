@@ -264,28 +264,15 @@ def test_parse_states_finds_an_end_of_several_tokens() -> None:
 
 @hypothesis_settings(max_examples=150, deadline=None)
 @drawn(
-    tokens=st.integers(0, 6),
-    ids=st.integers(0, 6),
-    layers=st.lists(st.integers(0, 5), min_size=1, max_size=3).map(tuple),
-    axis=st.integers(1, 3),
-    width=st.integers(1, 4),
-    prompt=st.integers(0, 7),
-    reason=st.sampled_from(["stop", "length", None]),
-    ended=st.booleans(),
-    includes=st.booleans(),
+    st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(1, 3), st.integers(1, 4), st.integers(0, 7)),
+    st.lists(st.integers(0, 5), min_size=1, max_size=3).map(tuple),
+    st.tuples(st.sampled_from(["stop", "length", None]), st.booleans(), st.booleans()),
 )
 def test_parse_states_are_of_their_tokens_or_rejected(
-    tokens: int,
-    ids: int,
-    layers: tuple[int, ...],
-    axis: int,
-    width: int,
-    prompt: int,
-    reason: Any,
-    ended: bool,
-    includes: bool,
+    sizes: tuple[int, ...], layers: tuple[int, ...], end: tuple[str | None, bool, bool]
 ) -> None:
     """A state names its token and layer: whatever comes, what is read is of the answer's tokens and our layer."""
+    (tokens, ids, axis, width, prompt), (reason, ended, includes) = sizes, end
     states = torch.zeros(tokens, axis, width)
     states += torch.arange(tokens)[:, None, None] + 100 * torch.tensor([*layers, 50, 50][:axis])[None, :, None]
     of_tokens = [*range(ids - ended), *([EOS] if ended and ids else [])]
@@ -298,8 +285,8 @@ def test_parse_states_are_of_their_tokens_or_rejected(
         known = (ended or reason == "stop") and (ended or not includes)
         assert not (fits and known and width == 3 and prompt < ids - ended)
         return
-    end = ids if includes or not ended else ids - 1
-    assert found.tolist() == [[200.0 + token] * 3 for token in range(prompt, end)]
+    last = ids if includes or not ended else ids - 1
+    assert found.tolist() == [[200.0 + token] * 3 for token in range(prompt, last)]
     assert ended or (reason == "stop" and not includes)
 
 

@@ -33,24 +33,23 @@ Answers = tuple[str, str]
 
 
 @pytest.fixture(scope="module")
-def gate_folder(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
-    """A release that decides differently about the two `ANSWERS`."""
-    folder = tmp_path_factory.mktemp("gate")
+def decided(tmp_path_factory: pytest.TempPathFactory, model: Path) -> tuple[Path, Answers]:
+    """A release, and of the `ANSWERS` the one that it shows and the one that it withholds."""
+    folder = tmp_path_factory.mktemp("bundle")
     settings = Settings(home=folder / "home", device="cpu", dtype="float32")
-    release(folder / "bundle", model, settings, guarantee=GUARANTEE)
-    gate = Gate.open(folder / "bundle", settings)
-    low, high = sorted(gate.decide(QUESTION, CONTEXTS, answer).confidence or 0 for answer in ANSWERS)
+    bundle = release(folder / "bundle", model, settings, guarantee=GUARANTEE).parent
+    gate = Gate.open(bundle, settings)
+    confidences = {gate.decide(QUESTION, CONTEXTS, answer).confidence or 0: answer for answer in ANSWERS}
+    low, high = sorted(confidences)
     assert 0 < low < high
-    release(folder / "bundle", model, settings, guarantee=GUARANTEE, threshold=repr((low + high) / 2))
-    return folder / "bundle"
+    release(bundle, model, settings, guarantee=GUARANTEE, threshold=repr((low + high) / 2))
+    return bundle, (confidences[high], confidences[low])
 
 
-@pytest.fixture(scope="module")
-def answers(gate_folder: Path) -> Answers:
+@pytest.fixture
+def answers(decided: tuple[Path, Answers]) -> Answers:
     """The answer that is shown, and the one that is withheld."""
-    gate = Gate.open(gate_folder, Settings(home=gate_folder.parent / "home", device="cpu", dtype="float32"))
-    shown, withheld = sorted(ANSWERS, key=lambda answer: not gate.decide(QUESTION, CONTEXTS, answer).show)
-    return shown, withheld
+    return decided[1]
 
 
 @pytest.fixture
@@ -67,13 +66,13 @@ def open_log(tmp_path: Path) -> Iterator[Callable[[], DecisionLog]]:
 
 
 @pytest.fixture
-def make_worker(gate_folder: Path, settings: Settings, open_log: Callable[[], DecisionLog]) -> MakeService:
+def make_worker(decided: tuple[Path, Answers], settings: Settings, open_log: Callable[[], DecisionLog]) -> MakeService:
     """A worker of the server, with these serve settings; all workers share the log."""
 
     def make(retrieve: RetrieveChunks | None = None, **changes: Any) -> GateService:
         serving = ServeSettings(**{"withheld_text": WITHHELD, **changes})
         releases = MadeUpReleases()
-        releases.promote("v1.0.0", gate_folder / paths.RELEASED_ONNX.name)
+        releases.promote("v1.0.0", decided[0] / paths.RELEASED_ONNX.name)
         follower = VersionFollower(releases, lambda folder: Gate.open(folder, settings, serving.on_unavailable))
         service = GateService(follower, open_log(), serving, retrieve)
         follower.refresh()

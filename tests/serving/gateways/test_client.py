@@ -155,14 +155,11 @@ def test_abstain_action_allows_shown_and_blocks_withheld(frameworks: None) -> No
     assert run_rail(gate, **context, bot_message="right")[0] == "allow"
     kind, _, metadata = run_rail(gate, **context, bot_message="wrong")
     assert (kind, metadata["refusal_message"], metadata["decision"]) == ("block", WITHHELD, "abstain")
-    assert gate.asked[0] == (QUESTION, CONTEXTS, "right")
-
-
-def test_abstain_action_reads_joined_chunks(frameworks: None) -> None:
-    gate = StandIn()
-    context = {"last_user_message": QUESTION, "relevant_chunks": "Thirty days.\n", "bot_message": "right"}
-    assert run_rail(gate, **context)[0] == "allow"
-    assert gate.asked == [(QUESTION, ["Thirty days.\n"], "right")]
+    del context["relevant_chunks_sep"]
+    assert run_rail(gate, **context, bot_message="right")[0] == "allow"
+    asked = [(contexts, answer) for _, contexts, answer in gate.asked]
+    assert asked == [(CONTEXTS, "right"), (CONTEXTS, "wrong"), (["\n".join(CONTEXTS)], "right")]
+    assert {question for question, _, _ in gate.asked} == {QUESTION}
 
 
 @pytest.mark.parametrize("context", [{}, {"last_user_message": QUESTION}, {"bot_message": "right"}])
@@ -274,28 +271,21 @@ def test_llamaindex_withheld_response_is_replaced(frameworks: None) -> None:
     assert gate.asked[0] == (QUESTION, CONTEXTS, "right")
 
 
-def test_llamaindex_streamed_response_raises(frameworks: None) -> None:
-    with pytest.raises(AnswerWithheld):
-        run_query(llamaindex_callback(StandIn()), SimpleNamespace(response_gen=iter(["right"]), source_nodes=[]))
-
-
-def test_llamaindex_failed_query_is_not_decided(frameworks: None) -> None:
+def test_llamaindex_streamed_response_raises_and_failed_passes(frameworks: None) -> None:
     gate = StandIn()
     run_query(llamaindex_callback(gate), None)
+    with pytest.raises(AnswerWithheld):
+        run_query(llamaindex_callback(gate), SimpleNamespace(response_gen=iter(["right"]), source_nodes=[]))
     assert gate.asked == []
 
 
-@pytest.mark.parametrize("kind", ["llm", "synthesize"])
-def test_llamaindex_model_outside_of_a_query_raises(frameworks: None, kind: str) -> None:
-    callback = llamaindex_callback(StandIn("show"))
-    callback.on_event_start("query", {"query_str": QUESTION}, event_id="of another task")
-    with pytest.raises(AnswerWithheld) as withheld:
-        callback.on_event_start(kind, {}, event_id="l")
-    assert withheld.value.__notes__
-
-
-def test_llamaindex_chat_engine_raises(frameworks: None) -> None:
+def test_llamaindex_chat_or_model_outside_of_a_query_raises(frameworks: None) -> None:
     callback = llamaindex_callback(StandIn("show"))
     callback.start_trace("query")
     with pytest.raises(AnswerWithheld):
         callback.start_trace("chat")
+    callback.on_event_start("query", {"query_str": QUESTION}, event_id="of another task")
+    for kind in ("llm", "synthesize"):
+        with pytest.raises(AnswerWithheld) as withheld:
+            callback.on_event_start(kind, {}, event_id="l")
+        assert withheld.value.__notes__

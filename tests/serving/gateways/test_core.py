@@ -20,8 +20,9 @@ def parse(request: dict[str, Any], **paths: str) -> GatewayFields:
     return GatewayFieldParser("made-up", GatewayPaths(**paths)).parse(request)
 
 
-def test_parse_without_paths_finds_nothing() -> None:
+def test_parse_finds_what_has_a_path() -> None:
     assert parse({"question": "Why?", "contexts": ["a"]}) == NOTHING
+    assert parse({"groups": "staff"}, entitlements="groups").entitlements == ("staff",)
 
 
 @pytest.mark.parametrize(
@@ -40,16 +41,16 @@ def test_parse_contexts_of_texts_and_objects(value: Any, contexts: tuple[Any, ..
     assert parse({"metadata": {"chunks": value}}, contexts="metadata.chunks").contexts == contexts
 
 
-@pytest.mark.parametrize("value", [[1], [{"title": "a"}], [["a"]], 3, [""], {"text": ""}])
-def test_parse_contexts_without_text_is_an_error(value: Any) -> None:
-    with pytest.raises(AbstainError, match="contexts"):
-        parse({"chunks": value}, contexts="chunks")
-
-
-def test_parse_entitlements_without_text_is_an_error() -> None:
-    assert parse({"groups": "staff"}, entitlements="groups").entitlements == ("staff",)
-    with pytest.raises(AbstainError, match="entitlements"):
-        parse({"groups": [{"name": "staff"}]}, entitlements="groups")
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("contexts", value) for value in ([1], [{"title": "a"}], [["a"]], 3, [""], {"text": ""})),
+        ("entitlements", [{"name": "staff"}]),
+    ],
+)
+def test_parse_field_without_text_is_an_error(field: str, value: Any) -> None:
+    with pytest.raises(AbstainError, match=field):
+        parse({"key": value}, **{field: "key"})
 
 
 def test_parse_question_of_message_parts() -> None:
@@ -63,14 +64,10 @@ def test_field_parser_names_the_variable_of_a_bad_path() -> None:
         GatewayFieldParser("litellm", GatewayPaths(contexts="metadata["))
 
 
-def test_settings_variable_changes_one_path(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_variable_changes_one_path_or_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ABSTAIN_SERVE_LITELLM__CONTEXTS", "structured_messages[?role=='tool'].content")
     paths = load_serve_settings().litellm
-    assert paths.contexts == "structured_messages[?role=='tool'].content"
-    assert paths.call_id == "litellm_call_id"
-
-
-def test_settings_variable_of_unknown_path_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (paths.contexts, paths.call_id) == ("structured_messages[?role=='tool'].content", "litellm_call_id")
     monkeypatch.setenv("ABSTAIN_SERVE_PORTKEY__CHUNKS", "metadata")
     with pytest.raises(AbstainError, match="ABSTAIN_SERVE_PORTKEY__CHUNKS"):
         load_serve_settings()

@@ -25,10 +25,10 @@ CALL = {"x-abstain-call-id": "call-1", "x-abstain-user": "anna"}
 PREFIX = "/gateways/kgateway"
 
 
-def ask(client: GateClient, headers: dict[str, str] = CALL, *, register: bool = True) -> None:
+def ask(client: GateClient, headers: dict[str, str] = CALL, *, register: bool = True, prefix: str = PREFIX) -> None:
     if register:
         client.post("/v1/contexts", json=registered())
-    sent = client.post(f"{PREFIX}/request", json=read_recorded("kgateway_request"), headers=headers)
+    sent = client.post(f"{prefix}/request", json=read_recorded("kgateway_request"), headers=headers)
     assert sent.status_code == 200
     assert set(sent.json()["action"]) == {"reason"}, "a PassAction, which has neither body nor status"
 
@@ -44,31 +44,30 @@ def answer(client: GateClient, *texts: str | None, headers: dict[str, str] = CAL
     return action
 
 
-def test_kgateway_shown_answer_passes(connect: Connect, answers: Answers) -> None:
+@pytest.mark.parametrize("prefix", [PREFIX, ""])
+def test_kgateway_shown_answer_passes(connect: Connect, answers: Answers, prefix: str) -> None:
+    """Also at the root, for a gateway that knows no path."""
     client = connect()
-    ask(client)
+    ask(client, prefix=prefix)
     body = read_recorded("kgateway_response")
     body["body"]["choices"][0]["message"]["content"] = answers[0]
-    sent = client.post(f"{PREFIX}/response", json=body, headers=CALL).json()
+    sent = client.post(f"{prefix}/response", json=body, headers=CALL).json()
     assert set(sent["action"]) == {"reason"}
     decision = client.read_decision("call-1").decision
     assert decision.interaction is not None
     assert (decision.interaction.question, decision.user) == (QUESTION, "u-anna")
 
 
-def test_kgateway_masks_as_many_choices_as_it_got(connect: Connect, answers: Answers) -> None:
-    client = connect()
-    ask(client)
-    masked = answer(client, answers[1], None, answers[0])
-    assert masked["body"] == make_choices(WITHHELD, "", answers[0]), "agentgateway takes a null for a pass"
-    assert masked["reason"]
-
-
-def test_kgateway_rejects_where_it_is_set(connect: Connect, answers: Answers) -> None:
-    client = connect(kgateway_withheld="reject")
-    ask(client)
-    rejected = answer(client, answers[1])
-    assert (rejected["body"], rejected["status_code"]) == (WITHHELD, 403)
+def test_kgateway_masks_as_many_choices_or_rejects(connect: Connect, answers: Answers) -> None:
+    for how in ("mask", "reject"):
+        client = connect(kgateway_withheld=how)
+        ask(client)
+        action = answer(client, answers[1], None, answers[0])
+        if how == "mask":
+            masked = make_choices(WITHHELD, "", answers[0])
+            assert action["body"] == masked and action["reason"], "agentgateway takes a null for a pass"
+        else:
+            assert (action["body"], action["status_code"]) == (WITHHELD, 403)
 
 
 def test_kgateway_answer_without_call_id_is_masked(connect: Connect, answers: Answers) -> None:
@@ -98,12 +97,6 @@ def test_kgateway_entitlements_come_in_a_header(connect: Connect, answers: Answe
     client = connect(retrieve=retrieve_for_bank, kgateway=path)
     ask(client, register=False)
     assert "body" not in answer(client, answers[0], headers={**CALL, "x-abstain-entitlements": '["bank", "staff"]'})
-
-
-def test_kgateway_webhook_is_at_the_root_too(connect: Connect) -> None:
-    client = connect()
-    assert client.post("/request", json=read_recorded("kgateway_request"), headers=CALL).status_code == 200
-    assert client.post("/response", json={"body": make_choices("Yes.")}, headers=CALL).status_code == 200
 
 
 def test_kgateway_half_surrogate_beside_text_is_no_error(connect: Connect) -> None:
