@@ -18,10 +18,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from abstain.ingest.pipeline.report import IngestReport
 
 from abstain.config.params import load_params
 from abstain.ingest.pipeline.run import ingest
+from abstain.ingest.report import IngestReport
 from abstain.ingest.sources import Source
 from abstain.ingest.sources.export import ExportSource
 from abstain.ingest.sources.files import FileSource

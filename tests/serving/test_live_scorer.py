@@ -130,7 +130,7 @@ def test_measure_scorer_p99_ms_times_all_parts(fused: Predictor, monkeypatch: py
     assert answers.features.keys() == set(fused.scorer.requires)
     np.testing.assert_array_equal(fused.scorer.score(answers), fused.scorer.score(make_random_features(fused.scorer)))
     calls: list[int] = []
-    for part in fused.scorer.scorer.components.values():  # type: ignore[attr-defined]
+    for part in fused.scorer.components.values():
         of_part = type(part).score
         monkeypatch.setattr(type(part), "score", lambda self, found, own=of_part: calls.append(1) or own(self, found))
     assert measure_scorer_p99_ms(fused.scorer, n_tokens=16, n_blocks=1, n_runs=3) > 0

@@ -137,7 +137,7 @@ def test_provided_features_of_a_fusion_lack_those_of_its_parts(serving: Open) ->
     assert lacks(scorer, STATES) == ("the NLLs and entropies of the answer",)
     assert lacks(scorer) == ("the hidden states of the answer", "the NLLs and entropies of the answer")
     features = build_provided_features(scorer, ROW, STATES, KNOWN)
-    parts = [float(part.score(features)[0]) for part in scorer.components]  # type: ignore[arg-type]
+    parts = [float(part.score(features)[0]) for part in scorer.components.values()]
     z = 0.2 + 0.7 * sum(np.log(p / (1 - p)) for p in parts)
     assert score(scorer, features) == pytest.approx(1 / (1 + np.exp(-z)), abs=1e-5)
 

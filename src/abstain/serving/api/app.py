@@ -365,7 +365,7 @@ def _describe_scorer(predictor: Predictor) -> ScorerResponse:
     return ScorerResponse(
         name=scorer.name,
         kind=scorer.kind,
-        components=scorer.component_names,
+        components=tuple(scorer.components),
         threshold=predictor.threshold,
         base_model=predictor.source.params.model,
         forward_tokens=scorer.forward_tokens,
