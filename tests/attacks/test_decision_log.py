@@ -22,7 +22,7 @@ from tests.attacks.conftest import Count
 from tests.checkout import TEMPLATE
 from tests.data.decision_log.test_log import wait_until
 from tests.serving.clients import GateClient, make_keys
-from tests.serving.gateways.conftest import CONTEXTS, QUESTION, Answers, Connect, registered
+from tests.serving.gateways.conftest import CONTEXTS, QUESTION, Answers, Connect, make_registration
 
 pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
 
@@ -59,7 +59,7 @@ def open_log(tmp_path: Path, settings: Settings, privacy: Privacy) -> Iterator[C
         yield open_again
 
 
-def asked(answer: str, **more: Any) -> dict[str, Any]:
+def make_gate_body(answer: str, **more: Any) -> dict[str, Any]:
     return {"question": QUESTION, "contexts": CONTEXTS, "answer": answer, **more}
 
 
@@ -82,7 +82,7 @@ def test_log_id_is_of_one_text_also_when_redacted(connect: Connect, privacy: Pri
         first, second = (f"Call or pay {text} today." for text in twins)
         assert privacy.redact(first) == privacy.redact(second) != first
         for path, make_body in (
-            ("/v1/gate", lambda text, key: asked(text, interaction_id=key)),
+            ("/v1/gate", lambda text, key: make_gate_body(text, interaction_id=key)),
             ("/v1/feedback", lambda text, key: thumb(key, comment=text)),
         ):
             replies = [status(client, path, make_body(text, f"t-{number}")) for text in (first, first, second)]
@@ -108,7 +108,7 @@ def test_slow_redaction_delays_no_other_caller(connect: Connect, answers: Answer
         thread.start()
     wait_until(lambda: len(replies) > 0)
     repelled = 0
-    for path, body in (("/v1/gate", asked(answers[0])), ("/v1/feedback", thumb("ann", comment=comments[0]))):
+    for path, body in (("/v1/gate", make_gate_body(answers[0])), ("/v1/feedback", thumb("ann", comment=comments[0]))):
         repelled += status(client, path, body, headers["ann"]) == 200 and len(replies) <= len(comments) // 2
     for thread in threads:
         thread.join()
@@ -119,19 +119,19 @@ def test_slow_redaction_delays_no_other_caller(connect: Connect, answers: Answer
 def test_long_names_and_texts_are_rejected(connect: Connect, assert_repelled: Count) -> None:
     client, name, text = connect(), "n" * 201, "t" * (MAX_CHARACTERS + 1)
     tried = [
-        *(("/v1/gate", asked("a", **{field: name})) for field in ("product", "line_of_business", "group")),
-        *(("/v1/gate", asked("a", **{field: name})) for field in ("user", "model")),
-        ("/v1/gate", asked("a", writer_scores={name: 1.0})),
-        ("/v1/gate", asked("a", writer_scores={str(number): 1.0 for number in range(101)})),
-        ("/v1/gate", asked("a", entitlements=[name])),
-        ("/v1/gate", asked("a", interaction_id="i" * 1001)),
-        ("/v1/gate", asked(text)),
+        *(("/v1/gate", make_gate_body("a", **{field: name})) for field in ("product", "line_of_business", "group")),
+        *(("/v1/gate", make_gate_body("a", **{field: name})) for field in ("user", "model")),
+        ("/v1/gate", make_gate_body("a", writer_scores={name: 1.0})),
+        ("/v1/gate", make_gate_body("a", writer_scores={str(number): 1.0 for number in range(101)})),
+        ("/v1/gate", make_gate_body("a", entitlements=[name])),
+        ("/v1/gate", make_gate_body("a", interaction_id="i" * 1001)),
+        ("/v1/gate", make_gate_body(text)),
         ("/v1/feedback", thumb("f", comment=text)),
         ("/v1/feedback", thumb("f", user=name)),
         ("/v1/feedback", review("f", reviewer=name)),
         ("/v1/feedback", review("f", reviewer="ann", ideal_answer=text)),
-        *(("/v1/contexts", registered("c", **{field: name})) for field in ("user", "product")),
-        ("/v1/contexts", registered("c", contexts=[text])),
+        *(("/v1/contexts", make_registration("c", **{field: name})) for field in ("user", "product")),
+        ("/v1/contexts", make_registration("c", contexts=[text])),
     ]
     rejected = [status(client, path, body) in (413, 422) for path, body in tried]
     assert_repelled("long names and texts", len(tried), sum(rejected))
@@ -142,7 +142,7 @@ def test_registered_call_belongs_to_its_key(connect: Connect, answers: Answers, 
     """Eve registers the withheld answer as its own context, floods the log with calls, and asks by the id alone."""
     keys, headers = make_keys(ann=["ask"], eve=["ask"])
     client = connect(keys)
-    assert status(client, "/v1/contexts", registered("call", question=QUESTION), headers["ann"]) == 204
+    assert status(client, "/v1/contexts", make_registration("call", question=QUESTION), headers["ann"]) == 204
 
     def decide(name: str, **more: str) -> dict[str, Any]:
         body = {"call_id": "call", "answer": answers[0], **more}
@@ -152,7 +152,10 @@ def test_registered_call_belongs_to_its_key(connect: Connect, answers: Answers, 
     before = decide("ann")
     assert before["show"] is True
     repelled = 0
-    for body in (registered("call", contexts=[answers[1]]), *(registered(f"flood-{number}") for number in range(10))):
+    for body in (
+        make_registration("call", contexts=[answers[1]]),
+        *(make_registration(f"flood-{number}") for number in range(10)),
+    ):
         assert status(client, "/v1/contexts", body, headers["eve"]) == 204
         repelled += decide("ann")["confidence"] == before["confidence"]
     flooded = decide("eve", question=QUESTION, call_id="flood-0")
@@ -188,20 +191,20 @@ def test_feedback_cannot_be_forged(connect: Connect, assert_repelled: Count) -> 
 def test_rows_per_minute_of_a_caller_are_limited(connect: Connect, answers: Answers, assert_repelled: Count) -> None:
     keys, headers = make_keys(ann=["ask", "feedback"], eve=["ask", "feedback"])
     client = connect(keys, caller={"rows_per_minute": 5}, on_unavailable="show")
-    assert status(client, "/v1/gate", [asked(answers[0])] * 5, headers["eve"]) == 200
+    assert status(client, "/v1/gate", [make_gate_body(answers[0])] * 5, headers["eve"]) == 200
     tried = [
-        ("/v1/gate", asked(answers[0])),
-        ("/v1/gate", [asked(answers[0])] * 64),
+        ("/v1/gate", make_gate_body(answers[0])),
+        ("/v1/gate", [make_gate_body(answers[0])] * 64),
         ("/v1/answer", {"question": QUESTION, "contexts": CONTEXTS}),
         ("/v1/feedback", thumb("f")),
-        ("/v1/contexts", registered("c")),
+        ("/v1/contexts", make_registration("c")),
     ]
     replies = [client.post(path, json=body, headers=headers["eve"]) for path, body in tried]
     repelled = sum(reply.status_code == 429 and int(reply.headers["retry-after"]) >= 1 for reply in replies)
     litellm = {"input_type": "response", "litellm_call_id": "c", "texts": [answers[1]]}
     outcome = client.post("/beta/litellm_basic_guardrail_api", json=litellm, headers=headers["eve"]).json()
     repelled += outcome["action"] == "BLOCKED"
-    assert status(client, "/v1/gate", asked(answers[0]), headers["ann"]) == 200
+    assert status(client, "/v1/gate", make_gate_body(answers[0]), headers["ann"]) == 200
     assert client.count_decisions() == {"show": 6}, "what is not decided on is not logged"
     assert_repelled("rows beyond the limit", len(tried) + 1, repelled)
 
@@ -222,7 +225,7 @@ def test_deleted_log_is_counted(
 ) -> None:
     client, times = connect(), 3
     for number in range(times):
-        assert client.decide(**asked(answers[0], interaction_id="i"))["show"] is True
+        assert client.decide(**make_gate_body(answers[0], interaction_id="i"))["show"] is True
         delete(log_file)
         wait_until(lambda number=number: f"abstain_log_replaced {number + 1}.0" in client.read_metrics())
     assert client.get("/readyz").status_code == 200
@@ -262,10 +265,10 @@ def test_log_that_takes_no_rows_shows_nothing(
     with spoil(client.service.log, log_file, monkeypatch):
         wait_until(lambda: client.get("/readyz").status_code == 503)
         replies = [
-            client.post("/v1/gate", json=asked(answers[0])),
+            client.post("/v1/gate", json=make_gate_body(answers[0])),
             client.post("/v1/gate", json={"call_id": "c", "answer": answers[0]}),
             client.post("/v1/feedback", json=thumb("f", comment="no")),
-            client.post("/v1/contexts", json=registered("c")),
+            client.post("/v1/contexts", json=make_registration("c")),
             client.get("/readyz"),
             client.post("/beta/litellm_basic_guardrail_api", json=litellm),
         ]
@@ -274,5 +277,5 @@ def test_log_that_takes_no_rows_shows_nothing(
     assert replies[-1].json()["action"] == "BLOCKED"
     repelled = sum(str(log_file.parent) not in reply.text and '"show":true' not in reply.text for reply in replies)
     wait_until(lambda: client.get("/readyz").status_code == 200)
-    assert client.decide(**asked(answers[0]))["show"] is True
+    assert client.decide(**make_gate_body(answers[0]))["show"] is True
     assert_repelled(f"{spoil.__name__} log", len(replies), repelled)

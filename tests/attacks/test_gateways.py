@@ -11,7 +11,7 @@ import pytest
 
 from tests.attacks.conftest import Count
 from tests.serving.clients import GateClient
-from tests.serving.gateways.conftest import QUESTION, Answers, Connect, registered
+from tests.serving.gateways.conftest import QUESTION, Answers, Connect, make_registration
 
 pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
 
@@ -57,7 +57,7 @@ def test_gateway_passes_no_text_undecided(
     attempts = repelled = 0
     for number, row in enumerate(SENT[gateway]):
         call_id = f"call-{number}"
-        client.post("/v1/contexts", json=registered(call_id, question=QUESTION))
+        client.post("/v1/contexts", json=make_registration(call_id, question=QUESTION))
         text = json.dumps(row["body"]).replace("CALL", call_id)
         body = json.loads(text.replace("GOOD", answers[0]).replace("EVIL", answers[1]))
         before = count(client, gateway)

@@ -54,7 +54,7 @@ def states(header: bytes) -> bytes:
     return len(header).to_bytes(8, "little") + header
 
 
-def described(**changes: Any) -> dict[str, Any]:
+def describe_states(**changes: Any) -> dict[str, Any]:
     return {"states": {"engine": "vllm", "layers": [2], "prompt_tokens": 1, **changes}}
 
 
@@ -79,12 +79,12 @@ JSON_BODIES: dict[str, bytes] = {
     "a text": b'"x"',
     "null": b"null",
     "nothing": b"",
-    "states that are no base64": json.dumps(described(safetensors="!!")).encode(),
+    "states that are no base64": json.dumps(describe_states(safetensors="!!")).encode(),
     "states with a huge header": json.dumps(
-        described(safetensors=base64.b64encode((2**62).to_bytes(8, "little") + b"{}").decode())
+        describe_states(safetensors=base64.b64encode((2**62).to_bytes(8, "little") + b"{}").decode())
     ).encode(),
-    "layer 1e9": json.dumps(described(layers=[10**9], safetensors="")).encode(),
-    "a path of the machine": json.dumps(described(path="/etc/passwd")).encode(),
+    "layer 1e9": json.dumps(describe_states(layers=[10**9], safetensors="")).encode(),
+    "a path of the machine": json.dumps(describe_states(path="/etc/passwd")).encode(),
 }
 STATES_BODIES = {
     "deep metadata": states(b'{"__metadata__":{"request":"' + b"[" * 20_000 + b'"}}'),
@@ -94,7 +94,9 @@ STATES_BODIES = {
         json.dumps({"__metadata__": {"request": '{"writer_scores":{"a":NaN},"states":{"engine":"vllm"}}'}}).encode()
     ),
     "a surrogate in metadata": states(
-        json.dumps({"__metadata__": {"request": json.dumps({**ASKED, "question": "\ud800", **described()})}}).encode()
+        json.dumps(
+            {"__metadata__": {"request": json.dumps({**ASKED, "question": "\ud800", **describe_states()})}}
+        ).encode()
     ),
 }
 

@@ -22,7 +22,7 @@ def test_score_backlog_reads_so_many_beyond_the_cache(scorer: Predictor) -> None
     assert scores.confidences == pytest.approx({key: alone[key] for key in scores.confidences}, abs=1e-6)
 
 
-def test_score_backlog_caches_what_it_read(scorer: Predictor) -> None:
+def test_score_backlog_caches_its_features(scorer: Predictor) -> None:
     first, again = backlog(scorer, at_most=2), backlog(scorer, at_most=2)
     assert (again.cached, again.computed, again.skipped) == (2, 2, 4)
     assert first.confidences.items() <= again.confidences.items()

@@ -235,7 +235,7 @@ def test_parse_states_reads_half_precision(serve: Serve) -> None:
         (save({"a\nb": torch.zeros(1)}), {}, {}, "hold 'a\\nb'"),
     ],
 )
-def test_parse_states_rejects_what_the_probe_does_not_read(
+def test_parse_states_rejects_mismatches(
     content: bytes, changes: dict[str, Any], spec: dict[str, Any], message: str
 ) -> None:
     assert parse_states(example(), describe(), SPEC).flatten().tolist() == list(range(6, 15))
@@ -243,7 +243,7 @@ def test_parse_states_rejects_what_the_probe_does_not_read(
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_parse_states_rejects_what_is_not_finite(value: float) -> None:
+def test_parse_states_rejects_values_not_finite(value: float) -> None:
     states = torch.zeros(5, 1, 3)
     states[1] = value  # of the prompt: not read
     assert parse_states(file_of(states, range(5)), describe(), SPEC).shape == (3, 3)
@@ -329,7 +329,7 @@ def test_read_states_of_a_path_once(tmp_path: Path) -> None:
         read_states(asked, SPEC, tmp_path, LIMIT)
 
 
-def test_read_states_deletes_what_it_rejects(tmp_path: Path) -> None:
+def test_read_states_deletes_rejected_files(tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes(example(width=4))
     with pytest.raises(AbstainError, match="4 wide"):
         read_states(StatesInput(**describe().model_dump(), path="a.safetensors"), SPEC, tmp_path, LIMIT)
@@ -369,7 +369,7 @@ def test_parse_embedded_request_of_the_metadata() -> None:
         assert error.value.code == Code.WRONG_FORMAT
 
 
-def test_feature_spec_describes_what_is_read(serve: Serve) -> None:
+def test_feature_spec_describes_layer_and_eos(serve: Serve) -> None:
     spec = serve().spec
     assert (spec.layer, spec.depth, spec.is_normalized, spec.width) == (2, LAYERS, False, WIDTH)
     assert (spec.includes_eos, spec.eos_text, spec.eos_tokens) == (False, "<|im_end|>", (EOS,))

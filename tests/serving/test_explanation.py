@@ -41,7 +41,7 @@ def test_explain_a_probe_has_its_own_score_alone(opened: Open, settings: Setting
     assert found.tokens == [], "the probe reads states, not how likely tokens are"
 
 
-def test_explain_what_is_not_read_has_no_scores(gate: Gate) -> None:
+def test_explain_unread_answer_has_no_scores(gate: Gate) -> None:
     too_long = gate.explain(make_interaction("What?", ["That."], "x" * 2000))
     assert too_long.decision.decision == "abstain" and too_long.decision.reason and not too_long.scores
     without = gate.explain(make_interaction("What?", [], "This."))

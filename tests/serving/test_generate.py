@@ -72,7 +72,7 @@ def spoil(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Any], dict[str
 
 
 @pytest.mark.parametrize("written_as_read", [True, False])
-def test_generate_answers_reads_again_what_retokenizes(
+def test_generate_answers_reads_again_where_tokens_differ(
     gate: Gate, spoil: Callable[..., None], monkeypatch: pytest.MonkeyPatch, written_as_read: bool
 ) -> None:
     (honest,) = generate_answers(gate, questions()[:1], ASK)

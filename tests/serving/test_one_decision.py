@@ -104,13 +104,13 @@ class Doors:
     def litellm(self, case: Case) -> dict[str, Any]:
         body = {"input_type": "response", "litellm_call_id": self._register(case, "litellm"), "texts": [case.answer]}
         found = self._post("/beta/litellm_basic_guardrail_api", **body)
-        return self._logged("litellm", found["action"] == "NONE")
+        return self._read_logged("litellm", found["action"] == "NONE")
 
     def kgateway(self, case: Case) -> dict[str, Any]:
         headers = {"x-abstain-call-id": self._register(case, "kgateway")}
         message = {"role": "assistant", "content": case.answer}
         found = self._post("/gateways/kgateway/response", headers, body={"choices": [{"message": message}]})
-        return self._logged("kgateway", "body" not in found["action"])
+        return self._read_logged("kgateway", "body" not in found["action"])
 
     def portkey(self, case: Case) -> dict[str, Any]:
         found = self._post(
@@ -120,7 +120,7 @@ class Doors:
             metadata={"abstain_call_id": self._register(case, "portkey")},
             eventType="afterRequestHook",
         )
-        return self._logged(found["data"]["answers"][0]["interaction_id"], found["verdict"])
+        return self._read_logged(found["data"]["answers"][0]["interaction_id"], found["verdict"])
 
     def _flags(self, case: Case) -> list[str]:
         return [word for context in case.contexts for word in ("-c", context)]
@@ -147,7 +147,7 @@ class Doors:
         assert self.client.post("/v1/contexts", json=content).status_code == 204
         return call_id
 
-    def _logged(self, interaction_id: str, is_shown: bool) -> dict[str, Any]:
+    def _read_logged(self, interaction_id: str, is_shown: bool) -> dict[str, Any]:
         logged = vars(self.client.read_decision(interaction_id).decision)
         assert logged["shown"] is is_shown
         return {**logged, "show": is_shown, "reason": logged["code"] and {"code": logged["code"]}}

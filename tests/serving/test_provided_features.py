@@ -81,7 +81,7 @@ def test_provided_features_of_a_probe_are_states_alone(serving: Open) -> None:
 
 
 @pytest.mark.parametrize("name", NEEDS)
-def test_provided_features_of_a_signal_name_what_it_lacks(name: str, serving: Open) -> None:
+def test_provided_features_of_a_signal_name_missing_ones(name: str, serving: Open) -> None:
     scorer = serving(name).scorer
     assert lacks(scorer, log_probs=WITHOUT_EOS) == NEEDS[name]
     assert lacks(scorer, log_probs=KNOWN) == tuple(one for one in NEEDS[name] if one != EOS_NAME)
@@ -143,7 +143,7 @@ def test_provided_features_of_a_fusion_lack_those_of_its_parts(serving: Open) ->
 
 
 @pytest.mark.parametrize("log_probs", [None, WITHOUT_EOS])
-def test_reader_reads_what_was_not_provided(serving: Open, log_probs: AnswerLogProbs | None) -> None:
+def test_reader_reads_missing_features(serving: Open, log_probs: AnswerLogProbs | None) -> None:
     """Log-probabilities that do not suffice for all parts are read anew; the states are used as given."""
     predictor = serving("probe", "min_log_prob", "sequence_log_prob")
     answer = len(ROW.answer.encode())
@@ -180,7 +180,7 @@ def test_provided_states_and_log_probs_are_of_one_answer(serving: Open) -> None:
         build_provided_features(scorer, ROW, STATES[:2], KNOWN)
 
 
-def test_provided_features_leave_out_what_no_scorer_reads(serving: Open) -> None:
+def test_provided_features_leave_out_unread_ones(serving: Open) -> None:
     features = build_provided_features(serving("min_log_prob").scorer, ROW, STATES, KNOWN)
     assert isinstance(features, FeatureBatch) and list(features.features) == [FeatureRequest(NLL(("answer", EOS)))]
     assert len(serving("min_log_prob").reader.sources) == 1

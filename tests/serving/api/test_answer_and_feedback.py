@@ -57,7 +57,7 @@ def test_answer_stream_is_held_or_retracted(connect: Connect, threshold: str, st
     assert (decision["answer"] is not None) is (is_shown or stream == "optimistic")
 
 
-def test_answer_stream_buffered_has_withheld_text_in_its_decision(connect: Connect, threshold: str) -> None:
+def test_answer_stream_buffered_has_withheld_text_in_decision(connect: Connect, threshold: str) -> None:
     client = connect(metadata={"threshold": threshold})
     events = parse_events(client.post("/v1/answer", json={**QUESTION, "stream": "buffered"}).text)
     assert [name for name, _ in events] == (["text", "decision"] if threshold == "0.0" else ["decision"])

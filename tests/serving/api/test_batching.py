@@ -42,7 +42,7 @@ def run_all(model: Model, batcher: Batcher, jobs: Iterable[tuple[Hashable, int, 
     return asyncio.run(run())
 
 
-def test_batcher_reads_together_what_waits() -> None:
+def test_batcher_reads_waiting_items_together() -> None:
     model = Model()
     results = run_all(model, Batcher(4, 100, 100), (("a", number, "ann") for number in range(9)))
     assert results == [2 * number for number in range(9)]

@@ -127,7 +127,7 @@ def test_many_kills_lose_no_acknowledged_decision(folder: Path, settings: Settin
 
 
 @pytest.mark.slow
-def test_terminate_answers_what_was_begun(folder: Path, settings: Settings) -> None:
+def test_terminate_answers_begun_requests(folder: Path, settings: Settings) -> None:
     with serving(folder, settings) as (address, process):
         load = Load(address)
         with load.running():

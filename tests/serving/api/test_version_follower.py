@@ -108,7 +108,7 @@ def test_refresh_without_production_decides_nothing(client: GateClient, releases
     assert client.get("/readyz").status_code == 503
 
 
-def test_refresh_retries_what_fails_for_a_while_only(
+def test_refresh_retries_passing_failures_only(
     client: GateClient, releases: MadeUpReleases, make_release: MakeRelease, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[str] = []

@@ -94,7 +94,7 @@ def read_recorded(name: str, **changes: Any) -> dict[str, Any]:
     return {**content, **changes}
 
 
-def registered(call_id: str = "call-1", **changes: Any) -> Mapping[str, Any]:
+def make_registration(call_id: str = "call-1", **changes: Any) -> Mapping[str, Any]:
     """The body of `/v1/contexts`."""
     return {"call_id": call_id, "contexts": CONTEXTS, **changes}
 

@@ -20,7 +20,7 @@ def parse(request: dict[str, Any], **paths: str) -> GatewayFields:
     return GatewayFieldParser("made-up", GatewayPaths(**paths)).parse(request)
 
 
-def test_parse_finds_what_has_a_path() -> None:
+def test_parse_finds_fields_with_a_path() -> None:
     assert parse({"question": "Why?", "contexts": ["a"]}) == NOTHING
     assert parse({"groups": "staff"}, entitlements="groups").entitlements == ("staff",)
 

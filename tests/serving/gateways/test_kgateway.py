@@ -14,8 +14,8 @@ from tests.serving.gateways.conftest import (
     WITHHELD,
     Answers,
     Connect,
+    make_registration,
     read_recorded,
-    registered,
     retrieve_for_bank,
 )
 
@@ -27,7 +27,7 @@ PREFIX = "/gateways/kgateway"
 
 def ask(client: GateClient, headers: dict[str, str] = CALL, *, register: bool = True, prefix: str = PREFIX) -> None:
     if register:
-        client.post("/v1/contexts", json=registered())
+        client.post("/v1/contexts", json=make_registration())
     sent = client.post(f"{prefix}/request", json=read_recorded("kgateway_request"), headers=headers)
     assert sent.status_code == 200
     assert set(sent.json()["action"]) == {"reason"}, "a PassAction, which has neither body nor status"

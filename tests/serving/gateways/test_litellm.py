@@ -15,8 +15,8 @@ from tests.serving.gateways.conftest import (
     WITHHELD,
     Answers,
     Connect,
+    make_registration,
     read_recorded,
-    registered,
     retrieve_for_bank,
 )
 
@@ -42,7 +42,7 @@ def answer(client: GateClient, *texts: str, **changes: Any) -> dict[str, Any]:
 
 def test_litellm_call_is_joined_across_two_workers(connect: Connect, answers: Answers) -> None:
     first, second = connect(), connect()
-    assert first.post("/v1/contexts", json=registered()).status_code == 204
+    assert first.post("/v1/contexts", json=make_registration()).status_code == 204
     ask(first)
     assert answer(second, answers[0]) == {"action": "NONE"}
     decision = second.read_decision("call-1").decision
@@ -53,7 +53,7 @@ def test_litellm_call_is_joined_across_two_workers(connect: Connect, answers: An
 
 def test_litellm_registered_question_precedes_last_message(connect: Connect, answers: Answers) -> None:
     client = connect()
-    client.post("/v1/contexts", json=registered(question=QUESTION))
+    client.post("/v1/contexts", json=make_registration(question=QUESTION))
     ask(client, structured_messages=[{"role": "user", "content": "And for companies?"}])
     answer(client, answers[0])
     interaction = client.read_decision("call-1").decision.interaction
@@ -138,7 +138,7 @@ def test_litellm_contexts_need_entitlements(connect: Connect, answers: Answers) 
 def test_litellm_redacted_header_is_no_call_id(connect: Connect, answers: Answers) -> None:
     client = connect(litellm={"call_id": 'request_headers."x-abstain-call-id"'})
     headers = {"request_headers": {"x-abstain-call-id": "[present]"}}
-    client.post("/v1/contexts", json=registered("[present]", question=QUESTION))
+    client.post("/v1/contexts", json=make_registration("[present]", question=QUESTION))
     ask(client, **headers)
     assert answer(client, answers[0], **headers)["action"] == "BLOCKED"
     assert client.count_decisions() == {"unavailable": 1}

@@ -14,7 +14,7 @@ from abstain.config.serve_settings import ServeSettings
 from abstain.serving.gate import Gate
 from abstain.serving.gateways.portkey import GRACE_S
 from tests.serving.clients import GateClient
-from tests.serving.gateways.conftest import WITHHELD, Answers, Connect, read_recorded, registered
+from tests.serving.gateways.conftest import WITHHELD, Answers, Connect, make_registration, read_recorded
 
 pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
 
@@ -45,7 +45,7 @@ def client(connect: Connect) -> GateClient:
 
 
 def test_portkey_shown_answer_passes(client: GateClient, answers: Answers) -> None:
-    client.post("/v1/contexts", json=registered())
+    client.post("/v1/contexts", json=make_registration())
     outcome = send(client, make_event(answers[0]))
     assert outcome["verdict"] is True and "transformedData" not in outcome
     decision = client.read_decision(outcome["data"]["answers"][0]["interaction_id"]).decision
@@ -53,14 +53,14 @@ def test_portkey_shown_answer_passes(client: GateClient, answers: Answers) -> No
 
 
 def test_portkey_registered_question_precedes_last_message(client: GateClient, answers: Answers) -> None:
-    client.post("/v1/contexts", json=registered(question="How long may a company's be overdrawn?"))
+    client.post("/v1/contexts", json=make_registration(question="How long may a company's be overdrawn?"))
     (summary,) = send(client, make_event(answers[0]))["data"]["answers"]
     interaction = client.read_decision(summary["interaction_id"]).decision.interaction
     assert interaction is not None and interaction.question == "How long may a company's be overdrawn?"
 
 
 def test_portkey_withheld_answer_is_replaced(client: GateClient, answers: Answers) -> None:
-    client.post("/v1/contexts", json=registered())
+    client.post("/v1/contexts", json=make_registration())
     event = make_event(*answers)
     outcome = send(client, event)
     assert outcome["verdict"] is False
@@ -75,7 +75,7 @@ def test_portkey_withheld_answer_is_replaced(client: GateClient, answers: Answer
 def test_portkey_missing_part_is_unavailable(client: GateClient, answers: Answers, lacking: str) -> None:
     event = make_event(answers[0])
     if lacking != "contexts":
-        client.post("/v1/contexts", json=registered())
+        client.post("/v1/contexts", json=make_registration())
     if lacking == "question":
         event["request"]["json"]["messages"] = []
     if lacking == "answer":
@@ -85,7 +85,7 @@ def test_portkey_missing_part_is_unavailable(client: GateClient, answers: Answer
 
 
 def test_portkey_completion_is_withheld_as_a_chat_is(client: GateClient, answers: Answers) -> None:
-    client.post("/v1/contexts", json=registered())
+    client.post("/v1/contexts", json=make_registration())
     event = make_event(answers[1])
     event["request"]["json"] = {"prompt": "How long may an account be overdrawn?"}
     event["response"]["json"]["choices"] = [{"index": 0, "text": answers[1]}]
@@ -126,7 +126,7 @@ def test_portkey_error_of_the_gate_is_no_pass(
         assert send(client, make_event(answers[0]))["verdict"] is False
 
 
-def test_portkey_timeout_is_below_what_portkey_waits() -> None:
+def test_portkey_timeout_is_below_the_wait_of_portkey() -> None:
     assert ServeSettings().portkey_timeout_s + GRACE_S < PORTKEY_WAITS_S
 
 
@@ -142,7 +142,7 @@ def test_portkey_slow_decision_is_no_pass(
     connect: Connect, answers: Answers, stuck: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = connect(portkey_timeout_s=0.05)
-    client.post("/v1/contexts", json=registered())
+    client.post("/v1/contexts", json=make_registration())
     score_with_model = Gate.score_with_model
     monkeypatch.setattr(Gate, "score_with_model", lambda *inputs: stuck.wait(30) and score_with_model(*inputs))
     assert send(client, make_event(answers[0]))["verdict"] is False
@@ -161,7 +161,7 @@ def test_portkey_slow_log_is_no_pass(
     slow: str,
 ) -> None:
     client = connect(portkey_timeout_s=0.5, on_unavailable=on_unavailable)
-    client.post("/v1/contexts", json=registered())
+    client.post("/v1/contexts", json=make_registration())
     never: Callable[..., object] = (lambda *_: stuck.wait(30)) if slow == "get_call" else (lambda *_: Future())
     monkeypatch.setattr(client.service.log, slow, never)
     outcome = send(client, make_event(*answers))

@@ -22,7 +22,7 @@ from abstain.serving.service.gate_service import GateService
 from tests.ports import free_port
 from tests.serving.api.conftest import MakeService
 from tests.serving.clients import GateClient, make_keys
-from tests.serving.gateways.conftest import QUESTION, WITHHELD, Answers, registered
+from tests.serving.gateways.conftest import QUESTION, WITHHELD, Answers, make_registration
 from tests.serving.status_page.builders import listening
 
 STARTS_WITHIN_S = 180
@@ -102,7 +102,7 @@ def chat(proxy: httpx.Client, gates: Gates, model: str, kind: str, *, stream: bo
     """The status and the text that a client of the proxy gets, after its assistant registered the contexts."""
     addresses, key, _ = gates
     call_id = f"{model}-{kind}-{stream}"
-    sent = httpx.post(f"{addresses[kind]}/v1/contexts", json=registered(call_id), headers=key)
+    sent = httpx.post(f"{addresses[kind]}/v1/contexts", json=make_registration(call_id), headers=key)
     assert sent.status_code == 204
     body = {"model": model, "stream": stream, "guardrails": [kind], "messages": [{"role": "user", "content": QUESTION}]}
     answer = proxy.post("/v1/chat/completions", json=body, headers={"x-litellm-call-id": call_id})
