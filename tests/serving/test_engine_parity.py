@@ -1,4 +1,4 @@
-"""The embedded model by plain transformers, as an engine would serve it, and a probe that reads its states."""
+"""The embedded model by plain transformers, as an engine would serve it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from abstain.config.settings import Settings
-from abstain.core.errors import AbstainError
-from abstain.learning.estimators.onnx_probe import export_probe
-from abstain.learning.estimators.probes.linear import LinearProbe
 from abstain.llm.engine.loading import find_model, load_tokenizer
 from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.tokenization import EncodedPrompt
@@ -25,13 +22,14 @@ from abstain.serving.feature_spec import FeatureSpec
 from abstain.serving.log_probs import parse_log_probs
 from abstain.serving.predictor import Predictor
 from abstain.serving.request_files import make_interaction_from_texts
+from tests.learning.estimators.builders import write_mean_probe
 from tests.llm.conftest import REPOSITORY
 from tests.serving.builders import metadata
 from tests.serving.engine_files import PlainModel, file_of
 
 pytestmark = pytest.mark.slow
 
-LAYOUT, LAYER = "rag-chatml-v1", 20
+MODEL, LAYOUT, LAYER = "smollm2-135m-instruct", "rag-chatml-v1", 20
 BFLOAT16 = 0.05
 SYSTEM = "You answer questions of bank customers. Answer in a few words copied from the context."
 ROWS = [
@@ -46,35 +44,21 @@ ROWS = [
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine, and a probe of its states after layer `layer` that was trained with or without EOS."""
+    """An engine of the embedded model, and releases whose probes read its states."""
 
     plain: PlainModel
     settings: Settings
     folder: Path
 
-    def predictor(self, layer: int, includes_eos: bool) -> Predictor:
-        file = self.folder / f"{layer}-{includes_eos}" / "probe.onnx"
-        if not file.exists():
-            file.parent.mkdir()
-            described = metadata(Path("smollm2-135m-instruct"), self.settings)
-            described |= {"layout": LAYOUT, "layout_digest": load_layout(LAYOUT).digest, "layer": str(layer)}
-            export_probe(
-                self._probe(layer, includes_eos), file, {**described, "includes_eos": str(includes_eos).lower()}
-            )
-        return Predictor.open(file, self.settings)
-
-    def _probe(self, layer: int, includes_eos: bool) -> LinearProbe:
-        """Random weights on standardized states, so large that a token more or less shows."""
-        rows = [self.plain.states(self.ids(index, includes_eos))[layer] for index in range(len(ROWS))]
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(layer)
-            probe = LinearProbe(rows[0].shape[1])
-            probe.fit_standardization(rows)
-            torch.nn.init.normal_(probe.head.weight, std=0.05)
-        with torch.no_grad():  # around a half
-            probe.head.bias.zero_().sub_(torch.cat([probe.head(probe.pool_states(row, None)) for row in rows]).mean())
-        probe.architecture = "linear"
-        return probe
+    def open(self, layer: int, includes_eos: bool) -> tuple[Predictor, FeatureSpec]:
+        """A release whose probe reads the states after `layer`, and their specification."""
+        changes = {"layout": LAYOUT, "layout_digest": load_layout(LAYOUT).digest, "layer": str(layer)}
+        described = metadata(Path(MODEL), self.settings) | changes | {"includes_eos": str(includes_eos).lower()}
+        folder = self.folder / f"{layer}-{includes_eos}"
+        folder.mkdir(exist_ok=True)
+        width = self.plain.model.config.hidden_size
+        predictor = Predictor.open(write_mean_probe(folder / "probe.onnx", width, described), self.settings)
+        return predictor, FeatureSpec.from_scorer(predictor.scorer, self.settings)
 
     def prompt(self, index: int) -> list[int]:
         """The tokens of a chat request, by the model's own template."""
@@ -91,9 +75,9 @@ class Engine:
             *([self.plain.tokenizer.eos_token_id] if eos else []),
         ]
 
-    def file(self, index: int, *layers: int, eos: bool = False, ids: list[int] | None = None) -> bytes:
-        """The file of these layers, -1 the last before the final norm, of answer `at` or of other `ids`."""
-        tokens = self.ids(index, eos) if ids is None else ids
+    def write(self, index: int, *layers: int, eos: bool = False) -> bytes:
+        """The file of these layers of answer `index`."""
+        tokens = self.ids(index, eos)
         states = self.plain.states(tokens)
         return file_of(torch.stack([states[layer] for layer in layers], 1), tokens)
 
@@ -103,7 +87,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     folder = tmp_path_factory.mktemp("probes")
     home = Path(os.environ.get("ABSTAIN_HOME") or REPOSITORY / ".abstain")
     settings = Settings(home=home, device="cpu", dtype="float32", features_url=str(folder / "features"))
-    ref = find_model("smollm2-135m-instruct", settings)
+    ref = find_model(MODEL, settings)
     load_tokenizer(ref)  # whose first use writes the model's folder
     return Engine(PlainModel.load(ref.path), settings, folder)
 
@@ -114,13 +98,19 @@ def describe(engine: Engine, index: int, by: str, *layers: int, **changes: objec
 
 
 def encode(predictor: Predictor, index: int) -> EncodedPrompt:
-    found = predictor.source.encode(ROWS[index])
-    assert isinstance(found, EncodedPrompt)
-    return found
+    tokens = predictor.source.encode(ROWS[index])
+    assert isinstance(tokens, EncodedPrompt)
+    return tokens
+
+
+def measure_difference(states: Tensor, expected: Tensor) -> float:
+    """The largest difference of a token's state, relative to its length."""
+    assert states.shape == expected.shape
+    return float(((states - expected).norm(dim=1) / expected.norm(dim=1)).max())
 
 
 def test_encode_reads_a_chat_request_as_the_engine_does(engine: Engine) -> None:
-    predictor = engine.predictor(LAYER, False)
+    predictor, _ = engine.open(LAYER, False)
     for index in range(len(ROWS)):
         assert engine.ids(index, eos=True) == encode(predictor, index).ids
 
@@ -136,53 +126,36 @@ def test_encode_reads_a_chat_request_as_the_engine_does(engine: Engine) -> None:
         ("sglang", (30,), {"is_normalized": True}),
     ],
 )
-def test_parse_states_score_as_our_own_engine(
+def test_parse_states_are_those_of_our_own_engine(
     engine: Engine, by: str, layers: tuple[int, ...], more: dict[str, bool], includes_eos: bool
 ) -> None:
-    predictor = engine.predictor(LAYER if LAYER in layers else 30, includes_eos)
-    spec = FeatureSpec.from_scorer(predictor.scorer, engine.settings)
-    expected = [decision.confidence for decision in predictor.decide_interactions(ROWS)]
-    found = [
-        parse_states(
-            engine.file(index, *layers, eos=includes_eos), describe(engine, index, by, *layers, **more), spec, known
+    predictor, spec = engine.open(LAYER if LAYER in layers else 30, includes_eos)
+    (expected,) = predictor.reader.read(ROWS).batch.features.values()
+    for index in range(len(ROWS)):
+        content, description = (
+            engine.write(index, *layers, eos=includes_eos),
+            describe(engine, index, by, *layers, **more),
         )
-        for index in range(len(ROWS))
-        for known in (encode(predictor, index), None)
-    ]
-    confidences = predictor.scorer.probe.predict(found)
-    assert np.abs(confidences[::2] - np.array(expected, float)).max() < 1e-3
-    assert np.array_equal(confidences[::2], confidences[1::2])
-    assert np.std(expected) > 0.05, "the answers differ"
-
-
-def test_parse_states_a_token_short_would_score_otherwise(engine: Engine) -> None:
-    predictor = engine.predictor(LAYER, False)
-    spec = FeatureSpec.from_scorer(predictor.scorer, engine.settings)
-    short, description = engine.file(0, LAYER, ids=engine.ids(0)[:-1]), describe(engine, 0, "vllm", LAYER)
-    with pytest.raises(AbstainError, match="last token is missing"):
-        parse_states(short, description, spec, encode(predictor, 0))
-    (whole,) = predictor.decide_interactions(ROWS[:1])
-    (other,) = predictor.scorer.probe.predict([parse_states(short, description, spec)])
-    assert abs(other - (whole.confidence or 0)) > 1e-3
+        with_texts, without = (
+            parse_states(content, description, spec, tokens) for tokens in (encode(predictor, index), None)
+        )
+        assert measure_difference(with_texts, expected[index].float()) < 1e-3
+        assert torch.equal(with_texts, without)
 
 
 def test_parse_states_of_bfloat16_are_close(engine: Engine) -> None:
     """A model that runs in bfloat16 has other states; the difference is that of the project's own engine in bfloat16."""
-    predictor = engine.predictor(LAYER, False)
-    spec = FeatureSpec.from_scorer(predictor.scorer, engine.settings)
-    ref = find_model("smollm2-135m-instruct", engine.settings)
-    half = Engine(PlainModel.load(ref.path, torch.bfloat16), engine.settings, engine.folder)
-    found = [
-        parse_states(half.file(index, LAYER), describe(half, index, "vllm", LAYER), spec) for index in range(len(ROWS))
-    ]
-    expected = [decision.confidence for decision in predictor.decide_interactions(ROWS)]
-    difference = np.abs(predictor.scorer.probe.predict(found) - np.array(expected, float)).max()
-    assert 0 < difference < BFLOAT16
+    predictor, spec = engine.open(LAYER, False)
+    model = find_model(MODEL, engine.settings).path
+    half = Engine(PlainModel.load(model, torch.bfloat16), engine.settings, engine.folder)
+    (expected,) = predictor.reader.read(ROWS).batch.features.values()
+    for index in range(len(ROWS)):
+        states = parse_states(half.write(index, LAYER), describe(half, index, "vllm", LAYER), spec)
+        assert 0 < measure_difference(states, expected[index].float()) < BFLOAT16
 
 
 def test_parse_log_probs_score_as_those_of_the_base_model(engine: Engine) -> None:
-    predictor = engine.predictor(LAYER, False)
-    spec = FeatureSpec.from_scorer(predictor.scorer, engine.settings)
+    predictor, spec = engine.open(LAYER, False)
     own = read_features(predictor.source.params, engine.settings, ROWS, [NLL_WITH_CONTEXT])
     for index, row in enumerate(ROWS):
         ids, start = engine.ids(index, eos=True), len(engine.prompt(index))
