@@ -166,7 +166,7 @@ def test_gate_slow_decision_is_unavailable(connect: Connect) -> None:
 def test_gate_slow_retrieval_is_unavailable(connect: Connect) -> None:
     client = connect(timeout_s=0.05)
     go_on, began = threading.Event(), time.monotonic()
-    client.service.gatherer._retrieve = lambda question, entitlements, k: [] if go_on.wait(5) else []
+    client.service.gatherer._retrieve = lambda question, entitlements, k: go_on.wait(5) and []
     decision = client.decide(contexts=None, entitlements=["staff"])
     assert time.monotonic() - began < 4 and decision["reason"]["code"] == "A509"
     go_on.set()
