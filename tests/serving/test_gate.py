@@ -52,10 +52,6 @@ def test_gate_unavailable_is_withheld_unless_set(open_gate: OpenGate) -> None:
         assert unguaranteed.reason.code is Code.NO_THRESHOLD
 
 
-def test_gate_decides_without_context_where_allowed(open_gate: OpenGate) -> None:
-    assert open_gate().decide("What is the fee?", [], "5", allow_no_context=True).confidence is not None
-
-
 def test_is_context_missing_where_the_prompt_takes_them(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     row = make_interaction("What is the fee?", [], "5")
     assert [gate.is_context_missing(row, allow_no_context=allowed) for allowed in (False, True)] == [True, False]
