@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving.api.conftest import log, make_release, make_service, releases, service
-from tests.serving.conftest import model, settings
+from tests.serving.api.conftest import log, make_release, make_service, releases, service  # noqa: F401
+from tests.serving.conftest import model, settings  # noqa: F401
+from tests.serving.gateways.conftest import answers, connect, decided, make_worker, open_log  # noqa: F401
 
-__all__ = ["log", "make_release", "make_service", "model", "releases", "service", "settings"]
 BEGIN, END = "<!-- attempts: made by `make attacks` -->\n", "<!-- end of attempts -->\n"
 Count = Callable[[str, int, int], None]
 

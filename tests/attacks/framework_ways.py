@@ -14,10 +14,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from langchain_core.documents import Document
 from langchain_core.language_models.fake_chat_models import FakeListChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.retrievers import BaseRetriever as LangChainRetriever
 from langchain_core.runnables import RunnableLambda, RunnableParallel
 from langchain_core.tools import tool
 from llama_index.core import Settings
@@ -40,27 +42,44 @@ from nemoguardrails import LLMRails, RailsConfig
 from abstain.serving.decision import Decision
 from abstain.serving.gateways.callbacks import AnswerWithheld, langchain_callback, llamaindex_callback
 from abstain.serving.gateways.nemo import abstain_action
-from tests.serving.gateways.frameworks import COLANG, RAILS
 
-WRONG, ASKED = "the wrong answer", {"input": "q"}
+WRONG, QUESTION, CHUNK = "the wrong answer", "q", "Thirty days."
+ASKED = {"input": QUESTION}
+COLANG = """
+define bot inform answer withheld
+  "Ask a colleague."
+
+define subflow check with abstain
+  $outcome = execute abstain_gate
+  if $outcome.is_blocked
+    bot inform answer withheld
+    stop
+"""
+RAILS = "models: []\nrails:\n  output:\n    flows:\n      - check with abstain\n"
+Way = Callable[[], Any]
 
 
-class Withholding:
+WITHHELD = Decision("i-1", "abstain", 0.1, 0.5, "v1.0.0", None)
+
+
+class Gate:
     on_unavailable = "abstain"
 
-    def decide(self, *_: Any) -> Decision:
-        return Decision("i-1", "abstain", 0.1, 0.5, "v1.0.0", None)
+    def __init__(self, decide: Callable[..., Decision] = lambda *_: WITHHELD) -> None:
+        self.decide = decide
 
 
-class Showing(Withholding):
-    def decide(self, *_: Any) -> Decision:
-        return Decision("i-1", "show", 0.9, 0.5, "v1.0.0", None, show=True)
+def show(*contexts: str) -> Gate:
+    """A gate that shows the answer to the question with these contexts alone."""
+    shown = Decision("i-1", "show", 0.9, 0.5, "v1.0.0", None, show=True)
+    right = (QUESTION, list(contexts), WRONG)
+    return Gate(lambda question, given, answer: shown if (question, list(given), answer) == right else WITHHELD)
 
 
-def given(show: Callable[[], Any]) -> str:
+def read(way: Way) -> str:
     """What a reader gets."""
     try:
-        return str(show())
+        return str(way())
     except AnswerWithheld as withheld:
         return str(withheld)
     except Exception as error:
@@ -70,41 +89,55 @@ def given(show: Callable[[], Any]) -> str:
 # LangChain
 
 
-def bound(gate: Any = Withholding) -> dict[str, Any]:
-    return {"callbacks": [langchain_callback(gate())]}
+class LangChainChunks(LangChainRetriever):  # type: ignore[misc]
+    def _get_relevant_documents(self, query: str, *, run_manager: Any) -> list[Any]:
+        return [Document(page_content=CHUNK)]
 
 
-def model(**more: Any) -> Any:
+def bind(gate: Any = None) -> dict[str, Any]:
+    return {"callbacks": [langchain_callback(gate or Gate())]}
+
+
+def make_model(**more: Any) -> Any:
     return FakeListChatModel(responses=[WRONG] * 10, **more)
 
 
-def rag(writer: Any = None) -> Any:
-    return ChatPromptTemplate.from_messages([("user", "{input}")]) | (writer or model()) | StrOutputParser()
+def make_rag(writer: Any = None) -> Any:
+    return ChatPromptTemplate.from_messages([("user", "{input}")]) | (writer or make_model()) | StrOutputParser()
 
 
-def giving(output: Any) -> Any:
+def give(output: Any) -> Any:
     return RunnableLambda(lambda _: output)
 
 
-def read_until_the_end(chain: Any) -> str:
-    read = ""
+def invoke(chain: Any, gate: Any = None) -> Way:
+    return lambda: chain.invoke(ASKED, config=bind(gate))
+
+
+def invoke_bound(make_chain: Callable[[Any], Any], gate: Any = None) -> Way:
+    """Invoke, without a callback, what is made of a chain that has one."""
+    return lambda: make_chain(make_rag().with_config(**bind(gate))).invoke(ASKED)
+
+
+def stream_until_error(chain: Any) -> str:
+    text = ""
     try:
-        for piece in chain.stream(ASKED, config=bound()):
-            read += piece
+        for piece in chain.stream(ASKED, config=bind()):
+            text += piece
     except AnswerWithheld:
         pass
-    return read
+    return text
 
 
-async def events() -> str:
-    found = rag().astream_events(ASKED, version="v2", config=bound())
-    return "".join([str(event["data"]) async for event in found])
+async def read_events() -> str:
+    events = make_rag().astream_events(ASKED, version="v2", config=bind())
+    return "".join([str(event["data"]) async for event in events])
 
 
-def at_once(chain: Any) -> list[str]:
-    config = bound()
+def invoke_in_threads(chain: Any) -> list[str]:
+    config = bind()
     with ThreadPoolExecutor(4) as pool:
-        return list(pool.map(lambda _: given(lambda: chain.invoke(ASKED, config=config)), range(8)))
+        return list(pool.map(lambda _: read(lambda: chain.invoke(ASKED, config=config)), range(8)))
 
 
 @tool
@@ -113,44 +146,40 @@ def say(text: str) -> str:
     return WRONG
 
 
-def kept_runs() -> str:
+def read_kept_runs() -> str:
     """What a callback keeps of runs that it refused, as an answer: it must keep none."""
-    callback = bound()["callbacks"][0]
-    for run in (model().invoke, lambda _, config: say.invoke({"text": "q"}, config=config)):
-        given(lambda run=run: run("q", config={"callbacks": [callback]}))  # type: ignore[misc]
+    callback = bind()["callbacks"][0]
+    for run in (make_model().invoke, lambda _, config: say.invoke({"text": "q"}, config=config)):
+        read(lambda run=run: run("q", config={"callbacks": [callback]}))  # type: ignore[misc]
     return WRONG if callback._chains else "none"
 
 
-LANGCHAIN: dict[str, Callable[[], Any]] = {
-    "invoke, a dict": lambda: giving({"answer": WRONG}).invoke(ASKED, config=bound()),
-    "invoke, a text": lambda: rag().invoke(ASKED, config=bound()),
-    "ainvoke": lambda: asyncio.run(rag().ainvoke(ASKED, config=bound())),
-    "batch": lambda: rag().batch([ASKED] * 2, config=bound()),
-    "batch, errors returned": lambda: rag().batch([ASKED] * 2, config=bound(), return_exceptions=True),
-    "stream": lambda: "".join(rag().stream(ASKED, config=bound())),
-    "stream, read until the error": lambda: read_until_the_end(rag()),
-    "astream_events": lambda: asyncio.run(events()),
-    "model.invoke": lambda: model().invoke("q", config=bound()),
-    "model.ainvoke": lambda: asyncio.run(model().ainvoke("q", config=bound())),
-    "model.stream": lambda: read_until_the_end(RunnableLambda(lambda _: "q") | model()),
-    "tool.invoke": lambda: say.invoke({"text": "q"}, config=bound()),
-    "bound to a chain": lambda: rag().with_config(**bound()).invoke(ASKED),
-    "bound to a chain in a chain": lambda: (giving(ASKED) | rag().with_config(**bound())).invoke(ASKED),
-    "bound to a chain in a parallel one": lambda: RunnableParallel(answer=rag().with_config(**bound())).invoke(ASKED),
-    "bound to a chain in a function": lambda: RunnableLambda(lambda x: rag().with_config(**bound()).invoke(x)).invoke(
-        ASKED
-    ),
-    "bound to the model": lambda: rag(model(**bound())).invoke(ASKED),
-    "fallbacks around it": lambda: rag().with_fallbacks([giving(WRONG)]).invoke(ASKED, config=bound()),
-    "retries around it": lambda: rag().with_retry(stop_after_attempt=2).invoke(ASKED, config=bound()),
-    "another key": lambda: giving({"result": WRONG}).invoke(ASKED, config=bound()),
-    "parts of a message": lambda: giving(AIMessage(content=[{"type": "text", "text": WRONG}])).invoke(
-        ASKED, config=bound()
-    ),
-    "a list of texts": lambda: giving([WRONG]).invoke(ASKED, config=bound()),
-    "no answer, a text beside it": lambda: giving({"answer": None, "text": WRONG}).invoke(ASKED, config=bound()),
-    "threads with one callback": lambda: at_once(rag()),
-    "runs that are kept": kept_runs,
+LANGCHAIN: dict[str, Way] = {
+    "invoke, a dict": invoke(give({"answer": WRONG})),
+    "invoke, a text": invoke(make_rag()),
+    "ainvoke": lambda: asyncio.run(make_rag().ainvoke(ASKED, config=bind())),
+    "batch": lambda: make_rag().batch([ASKED] * 2, config=bind()),
+    "batch, errors returned": lambda: make_rag().batch([ASKED] * 2, config=bind(), return_exceptions=True),
+    "stream": lambda: "".join(make_rag().stream(ASKED, config=bind())),
+    "stream, read until the error": lambda: stream_until_error(make_rag()),
+    "astream_events": lambda: asyncio.run(read_events()),
+    "model.invoke": lambda: make_model().invoke("q", config=bind()),
+    "model.ainvoke": lambda: asyncio.run(make_model().ainvoke("q", config=bind())),
+    "model.stream": lambda: stream_until_error(RunnableLambda(lambda _: "q") | make_model()),
+    "tool.invoke": lambda: say.invoke({"text": "q"}, config=bind()),
+    "bound to a chain": invoke_bound(lambda chain: chain),
+    "bound to a chain in a chain": invoke_bound(lambda chain: give(ASKED) | chain),
+    "bound to a chain in a parallel one": invoke_bound(lambda chain: RunnableParallel(answer=chain)),
+    "bound to a chain in a function": invoke_bound(lambda chain: RunnableLambda(lambda x: chain.invoke(x))),
+    "bound to the model": lambda: make_rag(make_model(**bind())).invoke(ASKED),
+    "fallbacks around it": invoke(make_rag().with_fallbacks([give(WRONG)])),
+    "retries around it": invoke(make_rag().with_retry(stop_after_attempt=2)),
+    "another key": invoke(give({"result": WRONG})),
+    "parts of a message": invoke(give(AIMessage(content=[{"type": "text", "text": WRONG}]))),
+    "a list of texts": invoke(give([WRONG])),
+    "no answer, a text beside it": invoke(give({"answer": None, "text": WRONG})),
+    "threads with one callback": lambda: invoke_in_threads(make_rag()),
+    "runs that are kept": read_kept_runs,
 }
 
 
@@ -173,7 +202,7 @@ class Writer(CustomLLM):  # type: ignore[misc]
 
 class Chunks(BaseRetriever):  # type: ignore[misc]
     def _retrieve(self, query_bundle: Any) -> list[Any]:
-        return [NodeWithScore(node=TextNode(text="chunk"), score=1.0)]
+        return [NodeWithScore(node=TextNode(text=CHUNK), score=1.0)]
 
 
 class Custom(CustomQueryEngine):  # type: ignore[misc]
@@ -181,47 +210,43 @@ class Custom(CustomQueryEngine):  # type: ignore[misc]
         return WRONG
 
 
-def set_callback(gate: Any = Withholding) -> CallbackManager:
+def set_callback(gate: Any = None) -> CallbackManager:
     Settings.llm, Settings.embed_model = Writer(), MockEmbedding(embed_dim=3)
-    Settings.callback_manager = CallbackManager([llamaindex_callback(gate())])
+    Settings.callback_manager = CallbackManager([llamaindex_callback(gate or Gate())])
     return Settings.callback_manager
 
 
-def engine(gate: Any = Withholding, **more: Any) -> Any:
+def make_engine(gate: Any = None, **more: Any) -> Any:
     manager = set_callback(gate)
     return RetrieverQueryEngine.from_args(
         Chunks(callback_manager=manager), llm=Writer(callback_manager=manager), **more
     )
 
 
-def after_setting(make: Callable[[], Any]) -> Callable[[], Any]:
-    def show() -> Any:
-        set_callback()
-        return make()
-
-    return show
+def after_setting(way: Way) -> Way:
+    return lambda: (set_callback(), way())[1]
 
 
 def set_after_the_engine() -> str:
     Settings.callback_manager = CallbackManager([])
     Settings.llm = Writer()
-    made = RetrieverQueryEngine.from_args(Chunks(), llm=Writer())
+    engine = RetrieverQueryEngine.from_args(Chunks(), llm=Writer())
     set_callback()
-    return str(made.query("q"))
+    return str(engine.query("q"))
 
 
 def replaced_after_the_engine() -> str:
-    made = engine()
+    engine = make_engine()
     Settings.callback_manager = CallbackManager([])
-    return str(made.query("q"))
+    return str(engine.query("q"))
 
 
-LLAMAINDEX: dict[str, Callable[[], Any]] = {
-    "query": lambda: engine().query("q"),
-    "aquery": lambda: asyncio.run(engine().aquery("q")),
-    "query, streamed": lambda: "".join(engine(streaming=True).query("q").response_gen),
-    "query, all fields": lambda: engine().query("q").__dict__,
-    "condense question": lambda: CondenseQuestionChatEngine.from_defaults(engine(), llm=Writer()).chat("q"),
+LLAMAINDEX: dict[str, Way] = {
+    "query": lambda: make_engine().query("q"),
+    "aquery": lambda: asyncio.run(make_engine().aquery("q")),
+    "query, streamed": lambda: "".join(make_engine(streaming=True).query("q").response_gen),
+    "query, all fields": lambda: make_engine().query("q").__dict__,
+    "condense question": lambda: CondenseQuestionChatEngine.from_defaults(make_engine(), llm=Writer()).chat("q"),
     "context": after_setting(lambda: ContextChatEngine.from_defaults(Chunks(), llm=Writer()).chat("q")),
     "simple": after_setting(lambda: SimpleChatEngine.from_defaults(llm=Writer()).chat("q")),
     "simple, streamed": after_setting(
@@ -243,58 +268,54 @@ LLAMAINDEX: dict[str, Callable[[], Any]] = {
 
 # NeMo Guardrails
 
-
-class Failing(Withholding):
-    def decide(self, *_: Any) -> Decision:
-        raise RuntimeError("a defect")
+CHUNKS = {"role": "context", "content": {"relevant_chunks_sep": [CHUNK], "relevant_chunks": CHUNK}}
 
 
-class Slow(Withholding):
-    def decide(self, *_: Any) -> Decision:
-        time.sleep(1)
-        return super().decide()
-
-
-async def nothing(context: Any = None) -> None:
+async def do_nothing(context: Any = None) -> None:
     """An action without an outcome."""
 
 
-def railed(gate: Any = None, *, answer: Any = WRONG, more: Any = (), user: str | None = "q", **options: Any) -> Any:
-    """What the rails give for an answer; `gate`: one, an action, or None for no action."""
-    rails = LLMRails(RailsConfig.from_content(COLANG, RAILS))
-    if gate is not None:
-        rails.register_action(gate if callable(gate) else abstain_action(gate), "abstain_gate")
-    asked = [{"role": "user", "content": user}] if user else []
-    messages = [*more, *asked, {"role": "assistant", "content": answer}]
-    found: Any = rails.generate(messages=messages, options={"rails": ["output"], **options})
-    return found.response[0]["content"] if isinstance(found.response, list) else found
+def rail(action: Any = None, *, answer: Any = WRONG, chunks: Any = (CHUNKS,), user: str = "q", **options: Any) -> Way:
+    """Ask the rails about an answer; `action`: a gate, an action, or None for no action."""
+
+    def generate() -> Any:
+        rails = LLMRails(RailsConfig.from_content(COLANG, RAILS))
+        if action is not None:
+            rails.register_action(action if callable(action) else abstain_action(action), "abstain_gate")
+        asked = [{"role": "user", "content": user}] if user else []
+        messages = [*chunks, *asked, {"role": "assistant", "content": answer}]
+        response: Any = rails.generate(messages=messages, options={"rails": ["output"], **options}).response
+        return response[0]["content"] if isinstance(response, list) else response
+
+    return generate
 
 
-CHUNKS = {"role": "context", "content": {"relevant_chunks_sep": ["Thirty days."], "relevant_chunks": "Thirty days."}}
-NEMO: dict[str, Callable[[], Any]] = {
-    "withheld": lambda: railed(Withholding(), more=[CHUNKS]),
-    "the gate fails": lambda: railed(Failing(), more=[CHUNKS]),
-    "the gate is slow": lambda: railed(Slow(), more=[CHUNKS]),
-    "no action": lambda: railed(more=[CHUNKS]),
-    "an action without an outcome": lambda: railed(nothing, more=[CHUNKS]),
-    "no chunks": lambda: railed(Withholding()),
-    "no question": lambda: railed(Withholding(), more=[CHUNKS], user=None),
-    "a list": lambda: railed(Withholding(), more=[CHUNKS], answer=[{"type": "text", "text": WRONG}]),
-    "a dict": lambda: railed(Withholding(), more=[CHUNKS], answer={"text": WRONG}),
-    "blank": lambda: railed(Withholding(), more=[CHUNKS], answer=" "),
-    "all rails": lambda: railed(Withholding(), more=[CHUNKS], rails=["input", "output"]),
+NEMO: dict[str, Way] = {
+    "withheld": rail(Gate()),
+    "the gate fails": rail(Gate(lambda *_: 1 / 0)),
+    "the gate is slow": rail(Gate(lambda *_: time.sleep(1) or WITHHELD)),
+    "no action": rail(),
+    "an action without an outcome": rail(do_nothing),
+    "no chunks": rail(Gate(), chunks=()),
+    "no question": rail(Gate(), user=""),
+    "a list": rail(Gate(), answer=[{"type": "text", "text": WRONG}]),
+    "a dict": rail(Gate(), answer={"text": WRONG}),
+    "blank": rail(Gate(), answer=" "),
+    "all rails": rail(Gate(), rails=["input", "output"]),
 }
 
-CONTROLS: dict[str, Callable[[], Any]] = {
-    "a chain": lambda: rag().invoke(ASKED, config=bound(Showing)),
-    "a chain in a chain": lambda: (giving(ASKED) | rag().with_config(**bound(Showing))).invoke(ASKED),
-    "a query": lambda: engine(Showing).query("q"),
-    "a rail": lambda: railed(Showing(), more=[CHUNKS]),
+CONTROLS: dict[str, Way] = {
+    "a chain": invoke(make_rag(), show()),
+    "a chain in a chain": invoke_bound(lambda chain: give(ASKED) | chain, show()),
+    "a chain with a retriever": invoke(
+        RunnableLambda(lambda asked: asked["input"]) | LangChainChunks() | give({"answer": WRONG}), show(CHUNK)
+    ),
+    "a query": lambda: make_engine(show(CHUNK)).query("q"),
+    "a rail": rail(show(CHUNK)),
 }
 
 
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
-    ways = {"LangChain": LANGCHAIN, "LlamaIndex": LLAMAINDEX, "NeMo Guardrails": NEMO, "controls": CONTROLS}
-    shown = {name: {way: given(show) for way, show in of.items()} for name, of in ways.items()}
-    json.dump(shown, sys.stdout)
+    tables = {"LangChain": LANGCHAIN, "LlamaIndex": LLAMAINDEX, "NeMo Guardrails": NEMO, "controls": CONTROLS}
+    json.dump({name: {way: read(call) for way, call in ways.items()} for name, ways in tables.items()}, sys.stdout)

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
-from abstain.serving.service.gate_service import GateService
 from abstain.serving.service.keys import ROLES, ApiKeys, create_key
 from tests.attacks.conftest import Count
-from tests.serving.api.conftest import BASE, MadeUpReleases
-from tests.serving.api.test_answer_and_feedback import QUESTION
-from tests.serving.api.test_gate_route import ASKED
-from tests.serving.api.test_keys import bearer
+from tests.serving.api.conftest import MadeUpReleases, MakeRelease, MakeService
+from tests.serving.clients import ASKED, BASE, bearer
 from tests.serving.status_page.builders import make_server
 from tests.serving.status_page.test_page import log_in, token_of
 
 pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
 
+QUESTION = {"question": "What is the fee?", "contexts": ["The fee is 5."], "max_new_tokens": 6}
 OPEN = ("/healthz", "/readyz", "/metrics", "/openapi.json", "/")
 API: dict[str, Any] = {
     "/v1/gate": ASKED,
@@ -57,20 +55,18 @@ def keys(file: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def withholding(
-    make_service: Callable[..., GateService], releases: MadeUpReleases, make_release: Callable[..., Path]
-) -> GateService:
+def client(
+    make_service: MakeService, releases: MadeUpReleases, make_release: MakeRelease, file: Path, keys: dict[str, str]
+) -> Iterator[TestClient]:
+    """A client of a server that withholds every answer."""
     releases.promote("v1.0.0", make_release(threshold="1.1"))
-    return make_service()
-
-
-@pytest.fixture
-def client(withholding: GateService, file: Path, keys: dict[str, str]) -> Iterator[TestClient]:
-    with TestClient(make_server(withholding, ApiKeys(file=file)), BASE) as opened:
+    with TestClient(make_server(make_service(), ApiKeys(file=file)), BASE) as opened:
         yield opened
 
 
-def test_nobody_without_a_key_is_answered(client: TestClient, keys: dict[str, str], assert_repelled: Count) -> None:
+def test_server_answers_no_request_without_a_key(
+    client: TestClient, keys: dict[str, str], assert_repelled: Count
+) -> None:
     key = keys["ask"]
     headers = [
         *({}, bearer(""), bearer("None"), bearer(key[:-1]), bearer(key.upper()), bearer(f"{key} x")),
@@ -82,20 +78,20 @@ def test_nobody_without_a_key_is_answered(client: TestClient, keys: dict[str, st
     assert_repelled("requests without a key", len(attempts), sum(one.status_code == 401 for one in attempts))
 
 
-def test_no_spelling_of_a_path_goes_past_the_key(client: TestClient, assert_repelled: Count) -> None:
+def test_server_rejects_odd_spellings_of_a_path(client: TestClient, assert_repelled: Count) -> None:
     replies = [client.post(path, json=ASKED) for path in SPELLINGS]
     replies += [client.request(method, "/v1/gate") for method in ("GET", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD")]
     repelled = sum(400 <= one.status_code < 500 for one in replies)
     assert_repelled("odd paths and methods", len(replies), repelled)
 
 
-def test_what_needs_no_key_is_open_beside_all_gateways(client: TestClient, keys: dict[str, str]) -> None:
+def test_server_open_paths_need_no_key(client: TestClient, keys: dict[str, str]) -> None:
     found = {path: client.get(path).status_code for path in OPEN}
     assert found == {**dict.fromkeys(OPEN, 200), "/": 403}, "the page asks for a key"
     assert log_in(client, keys["ask"]).status_code == 200
 
 
-def test_a_role_opens_nothing_else(client: TestClient, keys: dict[str, str], assert_repelled: Count) -> None:
+def test_server_rejects_keys_of_another_role(client: TestClient, keys: dict[str, str], assert_repelled: Count) -> None:
     needed = {path: "feedback" if path == "/v1/feedback" else "ask" for path in API}
     attempts = [(role, path) for path in API for role in keys if role not in (needed[path], "all")]
     replies = [client.post(path, json=API[path], headers=bearer(keys[role])) for role, path in attempts]
@@ -103,7 +99,7 @@ def test_a_role_opens_nothing_else(client: TestClient, keys: dict[str, str], ass
 
 
 @pytest.mark.parametrize("stream", [None, "buffered", "optimistic"])
-def test_who_may_only_ask_reads_no_withheld_text(
+def test_answer_route_hides_withheld_text_from_ask(
     client: TestClient, keys: dict[str, str], stream: str | None, assert_repelled: Count
 ) -> None:
     asked = {**QUESTION, "stream": stream}
@@ -114,7 +110,7 @@ def test_who_may_only_ask_reads_no_withheld_text(
     assert_repelled("withheld text for the role `ask`", 1, seen.status_code == 403 or is_held)
 
 
-def test_who_may_only_ask_sees_no_withheld_text_on_the_page(
+def test_status_page_hides_withheld_text_from_ask(
     client: TestClient, keys: dict[str, str], assert_repelled: Count
 ) -> None:
     asked = {**ASKED, "answer": "a secret answer", "interaction_id": "w-1"}
@@ -128,7 +124,7 @@ def test_who_may_only_ask_sees_no_withheld_text_on_the_page(
 
 
 @pytest.mark.parametrize("way", ["rewritten", "replaced"])
-def test_a_revoked_key_is_refused_at_once(
+def test_server_rejects_a_revoked_key_at_once(
     client: TestClient, keys: dict[str, str], file: Path, way: str, assert_repelled: Count
 ) -> None:
     headers = bearer(keys["ask"])
@@ -145,9 +141,7 @@ def test_a_revoked_key_is_refused_at_once(
     assert_repelled("revoked keys", 2, repelled)
 
 
-def test_a_session_is_neither_made_up_nor_kept(
-    client: TestClient, keys: dict[str, str], assert_repelled: Count
-) -> None:
+def test_sessions_cannot_be_invented_or_kept(client: TestClient, keys: dict[str, str], assert_repelled: Count) -> None:
     repelled = client.get("/", headers={"Cookie": "abstain-gate=made-up"}).status_code == 403
     form = {"token": token_of(client.get("/")), "key": keys["ask"]}
     nonce = client.cookies["abstain-gate-login"]

@@ -7,6 +7,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from abstain_tasks.release import bundles, version_source
 from abstain_tasks.release.bundles import fetch_production
 from abstain_tasks.release.version_source import OriginVersionSource
 from tests.attacks.conftest import Count
-from tests.llm.builders import save_tiny_model
 from tests.release.events import promotion
 from tests.serving.status_page.builders import fused_release
 
@@ -34,9 +34,9 @@ FLIPS = 60
 Change = Callable[[Path, random.Random], object]
 
 
-def flip(file: Path, drawn: random.Random) -> None:
+def flip(file: Path, rng: random.Random) -> None:
     content = bytearray(file.read_bytes())
-    content[drawn.randrange(len(content))] ^= 1 << drawn.randrange(8)
+    content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
     file.write_bytes(content)
 
 
@@ -48,11 +48,6 @@ CHANGES: list[Change] = [
     lambda file, _: file.with_name(f"x{file.name}").write_bytes(file.read_bytes()),
     lambda file, _: file.with_name(f".{file.name}").write_bytes(b"x"),
 ]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny-bank")
 
 
 @pytest.fixture
@@ -72,20 +67,23 @@ def promoted(tmp_path: Path, model: Path, settings: Settings) -> Path:
 
 @pytest.fixture
 def registry(promoted: Path) -> dict[str, Any]:
-    """registry.json with `promote` in production as v1.2.0."""
+    """registry.json with `promoted` in production as v1.2.0."""
     sha256 = hashlib.sha256((promoted / paths.RELEASED_ONNX.name).read_bytes()).hexdigest()
-    carried = (promoted / DIGEST_FILE).read_text().strip()
-    event = promotion("v1.2.0", sha256=sha256, bundle_sha256=carried)
-    found: dict[str, Any] = json.loads(Registry().promote(event).to_json())
-    return found
+    event = promotion("v1.2.0", sha256=sha256, bundle_sha256=(promoted / DIGEST_FILE).read_text().strip())
+    content: dict[str, Any] = json.loads(Registry().promote(event).to_json())
+    return content
 
 
 @pytest.fixture
 def store(promoted: Path, tmp_path: Path) -> Path:
     """The local copy of the bundle."""
-    folder = tmp_path / "releases" / "v1.2.0"
-    shutil.copytree(promoted, folder)
-    return folder
+    return Path(shutil.copytree(promoted, tmp_path / "releases" / "v1.2.0"))
+
+
+@pytest.fixture
+def live(origin: list[str], settings: Settings) -> VersionFollower:
+    """What follows the origin, not refreshed yet."""
+    return VersionFollower(OriginVersionSource(), lambda bundle: Gate.open(bundle, settings))
 
 
 @pytest.fixture
@@ -109,7 +107,7 @@ def origin(
     return texts
 
 
-def is_refused(open_: Callable[[], object], *codes: Code) -> bool:
+def is_rejected(open_: Callable[[], object], *codes: Code) -> bool:
     try:
         open_()
     except AbstainError as error:
@@ -118,25 +116,28 @@ def is_refused(open_: Callable[[], object], *codes: Code) -> bool:
     return False
 
 
-def test_no_changed_bundle_is_opened(
-    promoted: Path, settings: Settings, tmp_path: Path, assert_repelled: Callable[..., None]
+def list_files(bundle: Path) -> list[Path]:
+    return sorted(file.relative_to(bundle) for file in bundle.rglob("*") if file.is_file())
+
+
+def test_open_rejects_a_changed_bundle(
+    promoted: Path, settings: Settings, tmp_path: Path, assert_repelled: Count
 ) -> None:
-    drawn, refused = random.Random(7), []
-    names = sorted(file.relative_to(promoted) for file in promoted.rglob("*") if file.is_file())
+    rng, rejected = random.Random(7), []
+    names = list_files(promoted)
     assert {name.name for name in names} == {"probe.onnx", "fused.onnx", "approval.json", DIGEST_FILE}
-    attempts: list[tuple[Path, Change]] = [(drawn.choice(names), flip) for _ in range(FLIPS)]
+    attempts: list[tuple[Path, Change]] = [(rng.choice(names), flip) for _ in range(FLIPS)]
     attempts += [(name, change) for change in CHANGES for name in names]
     for number, (name, change) in enumerate(attempts):
-        bundle = tmp_path / "changed" / str(number)
-        shutil.copytree(promoted, bundle)
-        change(bundle / name, drawn)
-        refused.append(is_refused(lambda bundle=bundle: Gate.open(bundle, settings), Code.BAD_ARTIFACT))  # type: ignore[misc]
-    assert_repelled("flipped bytes", FLIPS, sum(refused[:FLIPS]))
-    assert_repelled("files changed, added or removed", len(attempts) - FLIPS, sum(refused[FLIPS:]))
+        bundle = Path(shutil.copytree(promoted, tmp_path / "changed" / str(number)))
+        change(bundle / name, rng)
+        rejected.append(is_rejected(partial(Gate.open, bundle, settings), Code.BAD_ARTIFACT))
+    assert_repelled("flipped bytes", FLIPS, sum(rejected[:FLIPS]))
+    assert_repelled("files changed, added or removed", len(attempts) - FLIPS, sum(rejected[FLIPS:]))
     assert Gate.open(promoted, settings).version == "v1.2.0"
 
 
-def test_another_bundle_is_refused_by_the_registrys_digest(
+def test_open_rejects_a_bundle_of_another_digest(
     promoted: Path, registry: dict[str, Any], settings: Settings, assert_repelled: Count
 ) -> None:
     digest = registry["history"][0]["bundle_sha256"]
@@ -144,17 +145,16 @@ def test_another_bundle_is_refused_by_the_registrys_digest(
     (promoted / "approval.json").write_text('{"approved": true}')
     write_digest(promoted)
     assert Gate.open(promoted, settings), "it is whole in itself"
-    refused = is_refused(lambda: Gate.open(promoted, settings, digest=digest), Code.BAD_ARTIFACT)
-    assert_repelled("bundle and digest changed", 1, refused)
+    rejected = is_rejected(partial(Gate.open, promoted, settings, digest=digest), Code.BAD_ARTIFACT)
+    assert_repelled("bundle and digest changed", 1, rejected)
 
 
-def test_a_damaged_local_copy_is_fetched_anew(
+def test_damaged_local_copy_is_fetched_again(
     origin: list[str], store: Path, promoted: Path, settings: Settings, assert_repelled: Count
 ) -> None:
-    drawn, ready = random.Random(8), 0
-    names = sorted(file.relative_to(store) for file in store.rglob("*") if file.is_file())
+    rng, ready, names = random.Random(8), 0, list_files(store)
     for name in names:
-        flip(store / name, drawn)
+        flip(store / name, rng)
         live = VersionFollower(OriginVersionSource(), lambda bundle: Gate.open(bundle, settings))
         live.refresh()
         ready += live.current is not None
@@ -163,25 +163,24 @@ def test_a_damaged_local_copy_is_fetched_anew(
     assert_repelled("damaged local copies", len(names), ready)
 
 
-def test_a_server_is_ready_once_the_damage_is_repaired(
-    origin: list[str], store: Path, promoted: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+def test_follower_loads_once_the_damage_is_repaired(
+    live: VersionFollower, store: Path, promoted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def away(*_: object) -> str:
+    def fail(*_: object) -> str:
         raise AbstainError(Code.BAD_ARTIFACT, "the DVC remote has other files")
 
-    monkeypatch.setattr(bundles, "run", away)
+    monkeypatch.setattr(bundles, "run", fail)
     (store / "approval.json").write_text("[]")
-    live = VersionFollower(OriginVersionSource(), lambda bundle: Gate.open(bundle, settings))
     for _ in range(2):
         live.refresh()
     assert live.current is None and live.n_failed_loads == 1 and live.last_error is not None
-    assert live.last_error.message_with_code.startswith("A507: v1.2.0 fails to load: ")
+    assert live.last_error.message_with_code.startswith("A507: v1.2.0 ")
     shutil.copy(promoted / "approval.json", store / "approval.json")
     live.refresh()
     assert live.current is not None and live.last_error is None
 
 
-def changed(registry: dict[str, Any], **changes: Any) -> str:
+def edit(registry: dict[str, Any], **changes: Any) -> str:
     """`registry` with these changes: of the event where it has such a field."""
     event = registry["history"][0]
     of_event = {name: value for name, value in changes.items() if name in event}
@@ -189,51 +188,45 @@ def changed(registry: dict[str, Any], **changes: Any) -> str:
     return json.dumps({**registry, "history": [{**event, **of_event}], **others})
 
 
-def test_no_edit_of_the_registry_serves_another_version(
-    origin: list[str], registry: dict[str, Any], store: Path, settings: Settings, assert_repelled: Count
+def test_edited_registry_serves_no_other_version(
+    live: VersionFollower, origin: list[str], registry: dict[str, Any], store: Path, assert_repelled: Count
 ) -> None:
-    live = VersionFollower(OriginVersionSource(), lambda bundle: Gate.open(bundle, settings))
     live.refresh()
     first = live.current
     edits = [
-        changed(registry, bundle_sha256="0" * 64),
-        changed(registry, sha256="0" * 64),
-        changed(registry, version="../../x"),
-        changed(registry, version="v9.9.9"),
-        changed(registry, version="v1.2"),
-        changed(registry, action="serve"),
-        changed(registry, guarantee="perhaps"),
-        changed(registry, evil=1),
-        changed(registry, schema_version=2),
+        *(edit(registry, **{name: "0" * 64}) for name in ("bundle_sha256", "sha256")),
+        *(edit(registry, version=version) for version in ("../../x", "v9.9.9", "v1.2")),
+        edit(registry, action="serve"),
+        edit(registry, guarantee="perhaps"),
+        edit(registry, evil=1),
+        edit(registry, schema_version=2),
         "{",
         "",
     ]
-    held = 0
-    for edit in edits:
-        origin.append(edit)
+    unchanged = 0
+    for text in edits:
+        origin.append(text)
         live.refresh()
-        assert is_refused(fetch_production), edit
-        held += live.current is first is not None
-    assert_repelled("edits of `registry.json`", len(edits), held)
+        assert is_rejected(fetch_production), text
+        unchanged += live.current is first is not None
+    assert_repelled("edits of `registry.json`", len(edits), unchanged)
     origin.append(json.dumps(registry))
     live.refresh()
     assert live.current is first and live.last_error is None and fetch_production()[0] == store
 
 
-def test_a_blocked_or_withdrawn_version_decides_nowhere(
-    origin: list[str], registry: dict[str, Any], store: Path, settings: Settings, assert_repelled: Count
+def test_blocked_or_withdrawn_version_decides_nothing(
+    live: VersionFollower, origin: list[str], registry: dict[str, Any], store: Path, assert_repelled: Count
 ) -> None:
-    live, stopped = VersionFollower(OriginVersionSource(), lambda bundle: Gate.open(bundle, settings)), 0
-    edits = {
-        changed(registry, blocked={"v1.2.0": "complaints"}): r"blocked in registry.json (complaints)",
-        changed(registry, history=[]): "nothing is in production yet",
-    }
-    for edit, why in edits.items():
+    stopped = 0
+    edits = {"complaints": edit(registry, blocked={"v1.2.0": "complaints"}), "": edit(registry, history=[])}
+    for reason, text in edits.items():
         live.refresh()
         assert live.current is not None
-        origin.append(edit)
+        origin.append(text)
         live.refresh()
-        assert live.last_error is not None and why in live.last_error.message
-        stopped += live.current is None and is_refused(fetch_production, Code.NO_VERSION)
+        assert live.last_error is not None and live.last_error.code is Code.NO_VERSION
+        assert reason in live.last_error.message
+        stopped += live.current is None and is_rejected(fetch_production, Code.NO_VERSION)
         origin.append(json.dumps(registry))
     assert_repelled("blocked or withdrawn versions", len(edits), stopped)

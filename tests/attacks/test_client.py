@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
 
 from abstain.serving.gateways.client import HttpGate, decide_if_complete
-from abstain.serving.service.gate_service import GateService
 from tests.attacks.conftest import Count
-from tests.serving.conftest import model, settings  # noqa: F401
-from tests.serving.gateways.conftest import (  # noqa: F401
-    CONTEXTS,
-    QUESTION,
-    answers,
-    connect,
-    gate_folder,
-    make_worker,
-    open_log,
-    through,
-)
+from tests.serving.gateways.conftest import CONTEXTS, QUESTION, Answers, Connect, make_transport
 
 pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
 
 
-def test_no_text_keeps_the_client_from_asking(
-    make_worker: Callable[..., GateService],  # noqa: F811
-    connect: Callable[..., TestClient],  # noqa: F811
-    answers: tuple[str, str],  # noqa: F811
-    assert_repelled: Count,
-) -> None:
-    gate = HttpGate("http://127.0.0.1", on_unavailable="show", transport=through(connect(make_worker())))
+def test_http_gate_withholds_texts_it_cannot_send(connect: Connect, answers: Answers, assert_repelled: Count) -> None:
+    gate = HttpGate("http://127.0.0.1", on_unavailable="show", transport=make_transport(connect()))
     shown, bad = answers
     asked: list[tuple[Any, Any, Any]] = [
         (QUESTION, CONTEXTS, bad),

@@ -8,6 +8,7 @@ import http.client
 import json
 import logging
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,8 +19,8 @@ from abstain.serving.api.server import LOGGERS, MAX_LINES_PER_MINUTE, LogRateFil
 from abstain.serving.service.gate_service import GateService
 from abstain.serving.service.keys import ApiKeys, create_key
 from tests.attacks.conftest import Count
-from tests.serving.api.test_gate_route import ASKED
-from tests.serving.api.test_server import sent
+from tests.serving.api.test_server import exchange
+from tests.serving.clients import ASKED, bearer
 from tests.serving.status_page.builders import listening, make_server
 
 pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
@@ -53,7 +54,7 @@ def states(header: bytes) -> bytes:
     return len(header).to_bytes(8, "little") + header
 
 
-def described(**changes: Any) -> dict[str, Any]:
+def describe_states(**changes: Any) -> dict[str, Any]:
     return {"states": {"engine": "vllm", "layers": [2], "prompt_tokens": 1, **changes}}
 
 
@@ -78,12 +79,12 @@ JSON_BODIES: dict[str, bytes] = {
     "a text": b'"x"',
     "null": b"null",
     "nothing": b"",
-    "states that are no base64": json.dumps(described(safetensors="!!")).encode(),
+    "states that are no base64": json.dumps(describe_states(safetensors="!!")).encode(),
     "states with a huge header": json.dumps(
-        described(safetensors=base64.b64encode((2**62).to_bytes(8, "little") + b"{}").decode())
+        describe_states(safetensors=base64.b64encode((2**62).to_bytes(8, "little") + b"{}").decode())
     ).encode(),
-    "layer 1e9": json.dumps(described(layers=[10**9], safetensors="")).encode(),
-    "a path of the machine": json.dumps(described(path="/etc/passwd")).encode(),
+    "layer 1e9": json.dumps(describe_states(layers=[10**9], safetensors="")).encode(),
+    "a path of the machine": json.dumps(describe_states(path="/etc/passwd")).encode(),
 }
 STATES_BODIES = {
     "deep metadata": states(b'{"__metadata__":{"request":"' + b"[" * 20_000 + b'"}}'),
@@ -93,59 +94,66 @@ STATES_BODIES = {
         json.dumps({"__metadata__": {"request": '{"writer_scores":{"a":NaN},"states":{"engine":"vllm"}}'}}).encode()
     ),
     "a surrogate in metadata": states(
-        json.dumps({"__metadata__": {"request": json.dumps({**ASKED, "question": "\ud800", **described()})}}).encode()
+        json.dumps(
+            {"__metadata__": {"request": json.dumps({**ASKED, "question": "\ud800", **describe_states()})}}
+        ).encode()
     ),
 }
 
 
 @pytest.fixture
 def address(service: GateService) -> Iterator[str]:
-    with listening(make_server(service, ApiKeys())) as found:
-        yield found
+    with listening(make_server(service, ApiKeys())) as url:
+        yield url
 
 
 def is_alive(address: str) -> bool:
     return httpx.get(f"{address}/healthz", timeout=10).status_code == 200
 
 
-def pair(address: str) -> tuple[str, int]:
+def split_address(address: str) -> tuple[str, int]:
     parts = urlsplit(address)
     assert parts.hostname and parts.port
     return parts.hostname, parts.port
 
 
-def test_a_hostile_head_is_refused(address: str, assert_repelled: Count) -> None:
-    replies = {name: sent(pair(address), content) for name, content in HEADS.items()}
-    taken = [name for name, reply in replies.items() if reply and reply.split()[1][:1] != b"4"]
-    taken += [name for name, reply in replies.items() if reply.count(b"HTTP/1.1 ") > 1]
-    assert taken == [] and is_alive(address)
-    assert_repelled("malformed heads", len(HEADS), len(HEADS) - len(taken))
+def post_at_once(address: str, path: str, size: int, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
+    """The reply to a client that sends the whole body before it reads."""
+    with closing(http.client.HTTPConnection(*split_address(address), timeout=20)) as connection:
+        connection.request("POST", path, b"x" * size, headers or {})
+        reply = connection.getresponse()
+        return reply.status, reply.read()
 
 
-def test_a_long_head_that_is_allowed_is_answered(address: str) -> None:
+def test_server_rejects_malformed_heads(address: str, assert_repelled: Count) -> None:
+    replies = {name: exchange(split_address(address), content) for name, content in HEADS.items()}
+    accepted = [name for name, reply in replies.items() if reply and reply.split()[1][:1] != b"4"]
+    accepted += [name for name, reply in replies.items() if reply.count(b"HTTP/1.1 ") > 1]
+    assert accepted == [] and is_alive(address)
+    assert_repelled("malformed heads", len(HEADS), len(HEADS) - len(accepted))
+
+
+def test_server_answers_a_long_head_that_is_allowed(address: str) -> None:
     content = GET + b"X: " + b"a" * 60_000 + b"\r\n\r\n"
-    assert sent(pair(address), content).startswith(b"HTTP/1.1 200")
+    assert exchange(split_address(address), content).startswith(b"HTTP/1.1 200")
 
 
-def test_a_hostile_body_is_a_problem(address: str, assert_repelled: Count) -> None:
-    kinds = {
-        "/v1/gate": ("application/json", JSON_BODIES),
-        "/v1/gate/states": ("application/octet-stream", STATES_BODIES),
-    }
-    taken, tried = [], 0
+def test_server_answers_malformed_bodies_with_a_problem(address: str, assert_repelled: Count) -> None:
+    requests = [("/v1/gate", "application/json", name, content) for name, content in JSON_BODIES.items()]
+    requests += [("/v1/gate/states", "application/octet-stream", name, body) for name, body in STATES_BODIES.items()]
+    accepted = []
     with httpx.Client(base_url=address, timeout=20) as client:
-        for path, (kind, bodies) in kinds.items():
-            for name, content in bodies.items():
-                reply = client.post(path, content=content, headers={"Content-Type": kind})
-                is_problem = reply.headers["content-type"] == "application/problem+json" and len(reply.content) < 10_000
-                taken += [] if is_problem and 400 <= reply.status_code < 500 else [f"{name}: {reply.status_code}"]
-                tried += 1
-    assert taken == [] and is_alive(address)
-    assert_repelled("malformed bodies", tried, tried - len(taken))
+        for path, kind, name, content in requests:
+            reply = client.post(path, content=content, headers={"Content-Type": kind})
+            is_problem = reply.headers["content-type"] == "application/problem+json" and len(reply.content) < 10_000
+            if not (is_problem and 400 <= reply.status_code < 500):
+                accepted.append(f"{name}: {reply.status_code}")
+    assert accepted == [] and is_alive(address)
+    assert_repelled("malformed bodies", len(requests), len(requests) - len(accepted))
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
-def test_json_is_utf_8(address: str, encoding: str) -> None:
+def test_server_reads_json_as_utf_8_only(address: str, encoding: str) -> None:
     kind = {"Content-Type": "application/json"}
     reply = httpx.post(f"{address}/v1/gate", content=json.dumps(ASKED).encode(encoding), headers=kind)
     assert reply.status_code == 400 and "UTF-8" in reply.json()["detail"]
@@ -155,47 +163,38 @@ def test_json_is_utf_8(address: str, encoding: str) -> None:
     ("path", "size"),
     [("/v1/gate", 9 * 1024 * 1024), ("/login", 1024 * 1024), ("/v1/gate/states", 65 * 1024 * 1024)],
 )
-def test_who_writes_first_sees_that_it_was_too_much(address: str, path: str, size: int) -> None:
-    connection = http.client.HTTPConnection(*pair(address), timeout=20)
-    connection.request("POST", path, b"x" * size)
-    reply = connection.getresponse()
-    assert reply.status == 413 and b"are allowed" in reply.read()
-    connection.close()
+def test_server_replies_to_too_large_a_body_sent_at_once(address: str, path: str, size: int) -> None:
+    status, reply = post_at_once(address, path, size)
+    assert status == 413 and b"are allowed" in reply
 
 
-def test_what_is_sent_comes_back_in_no_header(address: str, assert_repelled: Count) -> None:
+def test_server_replies_to_a_wrong_key_sent_with_its_body(service: GateService) -> None:
+    _, line = create_key("ann", ["ask"])
+    with listening(make_server(service, ApiKeys(line))) as address:
+        status, reply = post_at_once(address, "/v1/gate", 7_000_000, bearer("wrong"))
+    assert status == 401 and "Bearer KEY" in json.loads(reply)["detail"]
+
+
+def test_server_returns_nothing_sent_as_a_header(address: str, assert_repelled: Count) -> None:
     content = b"GET /v1/version HTTP/1.1\r\n" + HOST
     content += b"traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\r\n"
     content += b"tracestate: a=b%0d%0aX-Evil: 1\r\nbaggage: a=%0d%0aX-Evil:1\r\n\r\n"
-    repelled = b"\r\nX-Evil" not in sent(pair(address), content)
+    repelled = b"\r\nX-Evil" not in exchange(split_address(address), content)
     assert_repelled("split responses", 1, repelled)
 
 
-def test_invalid_requests_are_few_lines_of_the_log(address: str, assert_repelled: Count) -> None:
-    lines: list[str] = []
-    counter = logging.Handler()
-    counter.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    few = [one for one in logging.getLogger(LOGGERS[0]).filters if isinstance(one, LogRateFilter)]
-    assert len(few) == 1, "as `make_uvicorn_config` adds it, once for all servers of a process"
-    logging.getLogger(LOGGERS[0]).addHandler(counter)
-    try:
-        upgrade = (
-            b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + b"Connection: Upgrade, close\r\nUpgrade: h2c\r\n\r\n"
-        )
-        for content in (b"\x00\xff\x16\x03", upgrade) * 40:
-            sent(pair(address), content)
-    finally:
-        logging.getLogger(LOGGERS[0]).removeHandler(counter)
+def test_server_logs_few_lines_of_invalid_requests(
+    address: str, caplog: pytest.LogCaptureFixture, assert_repelled: Count
+) -> None:
+    logger = logging.getLogger(LOGGERS[0])
+    filters = [each for each in logger.filters if isinstance(each, LogRateFilter)]
+    assert len(filters) == 1, "as `make_uvicorn_config` adds it, once for all servers of a process"
+    logger.addHandler(caplog.handler)
+    upgrade = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, close\r\nUpgrade: h2c\r\n\r\n"
+    for content in (b"\x00\xff\x16\x03", upgrade) * 40:
+        exchange(split_address(address), content)
+    logger.removeHandler(caplog.handler)
+    lines = [record for record in caplog.records if record.name == logger.name]
     assert lines
     most = 2 * 3 * MAX_LINES_PER_MINUTE  # of three places in the code, and a minute may begin meanwhile
     assert_repelled("log flooding", 80, 80 if len(lines) <= most else 0)
-
-
-def test_who_writes_first_sees_that_the_key_is_wrong(service: GateService) -> None:
-    _, line = create_key("ann", ["ask"])
-    with listening(make_server(service, ApiKeys(line))) as address:
-        connection = http.client.HTTPConnection(*pair(address), timeout=20)
-        connection.request("POST", "/v1/gate", b"x" * 7_000_000, {"Authorization": "Bearer wrong"})
-        reply = connection.getresponse()
-        assert reply.status == 401 and "Bearer KEY" in json.loads(reply.read())["detail"]
-        connection.close()

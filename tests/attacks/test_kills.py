@@ -25,6 +25,9 @@ pytestmark = pytest.mark.heavy
 STATE = ("origin.git", "workspace", "kept")
 
 
+Command = Callable[[], object]
+
+
 class Killed(BaseException):
     """What no command catches."""
 
@@ -38,11 +41,11 @@ class Killer:
             if (folder / name).exists():
                 shutil.copytree(folder / name, folder / "before" / name, symlinks=True)
 
-    def calls_of(self, command: Callable[[], object], kill_at: int | None = None) -> list[str]:
+    def run(self, command: Command, kill_at: int | None = None) -> list[str]:
         """Run `command`; what it calls, up to the call that is not made any more."""
         calls: list[str] = []
 
-        def watched(program: str, real: Callable[..., str]) -> Callable[..., str]:
+        def watch(program: str, real: Callable[..., str]) -> Callable[..., str]:
             def call(own: Plain, *arguments: str) -> str:
                 calls.append(f"{program} {arguments[0]}")
                 if len(calls) - 1 == kill_at:
@@ -53,7 +56,7 @@ class Killer:
 
         with self._monkeypatch.context() as patched, suppress(Killed):
             for program in ("git", "dvc"):
-                patched.setattr(Plain, program, watched(program, getattr(Plain, program)))
+                patched.setattr(Plain, program, watch(program, getattr(Plain, program)))
             command()
         return calls
 
@@ -63,10 +66,10 @@ class Killer:
             if (self._folder / "before" / name).exists():
                 shutil.copytree(self._folder / "before" / name, self._folder / name, symlinks=True)
 
-    def is_done_again(self, command: Callable[[], object], kill_at: int, live: str) -> bool:
+    def is_done_again(self, command: Command, kill_at: int, live: str) -> bool:
         """Whether `command`, killed and then run again as every command begins, leaves `live` and a whole origin."""
         self.restore()
-        self.calls_of(command, kill_at)
+        self.run(command, kill_at)
         whole = self._is_whole()
         _synchronize(self.workspace, None)
         with suppress(AbstainError):  # it was done already
@@ -79,40 +82,37 @@ class Killer:
         registry = parse_registry(git(origin, "show", f"{BRANCH}:registry.json"))
         tags = {make_version_tag(event.version) for event in registry.history}
         files = set(git(origin, "ls-tree", "-r", "--name-only", BRANCH).split())
-        shown = [
-            f"{name}:release.dvc"
-            for name in ([BRANCH, make_version_tag(registry.production_version)] if registry.production_version else [])
-        ]
+        live = registry.production_version
+        bundles = [f"{name}:release.dvc" for name in ([BRANCH, make_version_tag(live)] if live else [])]
         return (
             succeeds(origin, "git", "fsck", "--strict")
             and set(git(origin, "tag", "--list").split()) == tags
             and all(succeeds(origin, "git", "merge-base", "--is-ancestor", tag, BRANCH) for tag in tags)
             and files >= {f"approvals/{event.version}.json" for event in registry.history}
-            and len({git(origin, "show", name) for name in shown}) == bool(shown)
+            and len({git(origin, "show", name) for name in bundles}) == bool(live)
         )
 
 
-def count_kills(killer: Killer, command: Callable[[], object], calls: slice, tried: str, count: Count) -> None:
+Kill = tuple[Killer, Command]
+
+
+def count_kills(killer: Killer, command: Command, calls: slice, tried: str, count: Count) -> None:
     """Kill `command`, which leaves v1.0.0 live, before each of `calls`."""
-    made = killer.calls_of(command)
+    made = killer.run(command)
     assert made[-2:] == ["dvc push", "git push"]
     done = [killer.is_done_again(command, number, "v1.0.0") for number in range(len(made))[calls]]
     count(tried, len(done), sum(done))
 
 
 @pytest.fixture
-def promotes(
-    workspace: Plain, first_candidates: Candidates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[Killer, Callable[[], object]]:
+def promotes(workspace: Plain, first_candidates: Candidates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kill:
     """The promotion of the first version."""
     first_candidates.write()
     return Killer(workspace, tmp_path, monkeypatch), first_candidates.promote
 
 
 @pytest.fixture
-def rolls_back(
-    workspace: Plain, candidates: Candidates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[Killer, Callable[[], object]]:
+def rolls_back(workspace: Plain, candidates: Candidates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kill:
     """The roll-back from v1.1.0 to v1.0.0."""
     candidates.write(1.8)
     assert candidates.promote().version == "v1.1.0"
@@ -121,20 +121,16 @@ def rolls_back(
     return Killer(workspace, tmp_path, monkeypatch), lambda: roll_back(workspace, None, "complaints")
 
 
-def test_killed_at_its_commit_or_push_it_is_done_once(
-    promotes: tuple[Killer, Callable[[], object]], assert_repelled: Count
-) -> None:
+def test_promotion_killed_at_its_push_is_done_once(promotes: Kill, assert_repelled: Count) -> None:
     count_kills(*promotes, slice(-4, None), "promotions killed at commit or push", assert_repelled)
 
 
-@pytest.mark.soak(twin="test_killed_at_its_commit_or_push_it_is_done_once")
-def test_a_killed_promotion_is_done_once(promotes: tuple[Killer, Callable[[], object]], assert_repelled: Count) -> None:
+@pytest.mark.soak(twin="test_promotion_killed_at_its_push_is_done_once")
+def test_promotion_killed_anywhere_is_done_once(promotes: Kill, assert_repelled: Count) -> None:
     count_kills(*promotes, slice(None), "promotions killed at any call", assert_repelled)
 
 
-@pytest.mark.soak(twin="test_killed_at_its_commit_or_push_it_is_done_once")
-def test_a_killed_roll_back_is_done_once(
-    rolls_back: tuple[Killer, Callable[[], object]], workspace: Plain, assert_repelled: Count
-) -> None:
+@pytest.mark.soak(twin="test_promotion_killed_at_its_push_is_done_once")
+def test_roll_back_killed_anywhere_is_done_once(rolls_back: Kill, workspace: Plain, assert_repelled: Count) -> None:
     count_kills(*rolls_back, slice(None), "roll-backs killed at any call", assert_repelled)
     assert workspace.on_origin().blocked == {"v1.1.0": "complaints"}

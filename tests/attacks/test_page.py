@@ -14,7 +14,7 @@ from abstain.core.markdown import bullet_list, escape, paragraph, records_table,
 from abstain.serving.service.gate_service import GateService
 from abstain.serving.service.keys import ApiKeys
 from tests.attacks.conftest import Count
-from tests.serving.api.conftest import BASE
+from tests.serving.clients import BASE
 from tests.serving.status_page.builders import make_server
 from tests.serving.status_page.test_page import send
 
@@ -27,19 +27,19 @@ LINKS = ("href", "src", "action", "formaction")
 OTHER_SITES = ("https://evil.example", "null", "http://localhost:8700", "http://127.0.0.1:9999")
 
 
-class Found(HTMLParser):
+class RunnableParts(HTMLParser):
     """What a page would run or load."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.names: list[str] = []
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         runs = tag in ("script", "img", "iframe", "object", "embed")
         handlers = [name for name, _ in attrs if name.startswith("on")]
         handlers += [name for name, value in attrs if name in LINKS and "javascript:" in (value or "").lower()]
-        self.found += [tag] * runs + handlers
+        self.names += [tag] * runs + handlers
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def page(service: GateService) -> Iterator[TestClient]:
 
 
 @pytest.mark.heavy
-def test_text_of_callers_runs_nothing_on_a_page(page: TestClient, assert_repelled: Count) -> None:
+def test_pages_run_no_text_of_callers(page: TestClient, assert_repelled: Count) -> None:
     pages = []
     for number, text in enumerate(HOSTILE):
         key = f"x{number}{text}"
@@ -62,13 +62,13 @@ def test_text_of_callers_runs_nothing_on_a_page(page: TestClient, assert_repelle
         pages += [page.get(f"/review?id={quote(key, safe='')}"), page.get(f"/review?id={quote(text, safe='')}")]
         pages.append(send(page, "/try", question=f"{text}?", contexts=text, answer=text))
     pages.append(page.get("/"))
-    held = [one for one in pages if not Found(one.text).found and ">49$" not in one.text]
-    assert all("default-src 'none'" in one.headers["content-security-policy"] for one in pages)
+    held = [reply for reply in pages if not RunnableParts(reply.text).names and ">49$" not in reply.text]
+    assert all("default-src 'none'" in reply.headers["content-security-policy"] for reply in pages)
     assert_repelled("scripts in texts of callers", len(pages), len(held))
 
 
 @pytest.mark.heavy
-def test_other_sites_and_their_forms_are_refused(page: TestClient, assert_repelled: Count) -> None:
+def test_server_rejects_forms_of_other_sites(page: TestClient, assert_repelled: Count) -> None:
     token = re.search(r'name="token" value="(\w+)"', page.get("/").text)
     assert token
     form = {"interaction_id": "i", "complete": "yes", "correct": "yes", "truthful": "yes"}
@@ -81,15 +81,14 @@ def test_other_sites_and_their_forms_are_refused(page: TestClient, assert_repell
         replies.append(page.get("/v1/version", headers=headers))
         replies.append(page.options("/v1/gate", headers={**headers, "Access-Control-Request-Method": "POST"}))
     replies += [page.get("/", headers={"Host": host}) for host in ("evil.example", "127.0.0.1.evil.example:8700")]
-    held = [
-        one for one in replies if one.status_code in (400, 403) and "access-control-allow-origin" not in one.headers
-    ]
+    rejected = [reply for reply in replies if reply.status_code in (400, 403)]
+    held = [reply for reply in rejected if "access-control-allow-origin" not in reply.headers]
     assert_repelled("forms and requests of other sites", len(replies), len(held))
 
 
-def test_text_of_callers_is_text_in_markdown(assert_repelled: Count) -> None:
+def test_markdown_escapes_text_of_callers(assert_repelled: Count) -> None:
     text = "<img src=x onerror=alert(1)> [x](http://evil/) ![i](http://evil/p.png) `a` | b \x1b[2J \u202e http://evil.example"
     made = [escape(text), records_table([{"product": text, "n": 1}]), bullet_list([text]), paragraph(text)]
-    held = [one for one in made if not re.search(r"(?<!\\)[<\[]|\x1b|\u202e|(?<!\\)\]\(", one)]
+    held = [part for part in made if not re.search(r"(?<!\\)[<\[]|\x1b|\u202e|(?<!\\)\]\(", part)]
     assert "\x1b" not in to_single_line(text) and "\u202e" not in to_single_line(text)
     assert_repelled("HTML, links and control characters in Markdown", len(made), len(held))

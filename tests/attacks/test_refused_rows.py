@@ -13,36 +13,24 @@ from tests.ingest.privacy.builders import SHIPPED
 
 USER, SECRET = "ann-4711", "ann@example.org"
 KEYS = [
-    "user",
-    "User",
-    "\uff35\uff33\uff25\uff32",
-    "us\u00ader",
-    "us\u200ber",
-    "user ",
-    "us\u00e9r",
-    "user\x00",
+    *("user", "User", "\uff35\uff33\uff25\uff32", "us\u00ader", "us\u200ber", "user ", "us\u00e9r", "user\x00"),
     "\U0001d42eser",
 ]
 """Spellings of a key, of which a thumb may have the first."""
 
 
-def quarantined(line: bytes, privacy: Privacy) -> QuarantinedRow:
-    row = privacy.apply(parse_line(line, "inbox", 1))
-    return QuarantinedRow.from_row(row, map(privacy.redact_reason, row.reasons))
-
-
-def test_no_refused_row_keeps_who_said_it(assert_repelled: Count) -> None:
+def test_quarantine_keeps_no_misspelled_user(assert_repelled: Count) -> None:
     """An erasure could not find it by a key that is none of the contract's."""
     privacy, repelled = Privacy(Redactor(SHIPPED)), 0
     for key in KEYS:
         fields = {"interaction_id": "i", "given_at": "2026-11-20", "thumb": "sideways", key: USER, "comment": SECRET}
-        kept = quarantined(json.dumps(fields).encode(), privacy)
+        row = privacy.apply(parse_line(json.dumps(fields).encode(), "inbox", 1))
+        kept = QuarantinedRow.from_row(row, map(privacy.redact_reason, row.reasons))
         repelled += kept.raw is None and USER not in kept.to_json_line() and SECRET not in kept.to_json_line()
     assert_repelled("misspelled keys of user ids", len(KEYS), repelled)
 
 
-def test_no_message_shows_an_identifier_that_was_cut(assert_repelled: Count) -> None:
-    """Wherever a long message is cut, a mail address before the cut is gone."""
+def test_redact_message_keeps_no_identifier_at_its_cut(assert_repelled: Count) -> None:
     privacy, repelled = Privacy(Redactor(SHIPPED)), 0
     lengths = range(MAX_MESSAGE_CHARACTERS - 40, MAX_MESSAGE_CHARACTERS + 400, 4)
     for length in lengths:

@@ -52,11 +52,8 @@ class Web(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.content, self.status, self.to = content, 200, ""
         self.asked: list[str] = []
+        self.url = f"http://127.0.0.1:{self.server_port}"
         threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -86,29 +83,27 @@ def serving(content: bytes = b"") -> Iterator[Web]:
         web.shutdown()
 
 
-def test_a_redirected_alert_is_an_error_and_nobody_else_is_asked(assert_repelled: Count) -> None:
+def test_deliver_follows_no_redirect(assert_repelled: Count) -> None:
     refused = 0
     with serving() as receiver, serving() as inner:
         places = [f"{inner.url}/latest/meta-data", f"{receiver.url}/elsewhere", "file:///etc/passwd"]
         for receiver.status in REDIRECTS:
             for receiver.to in places:
-                with pytest.raises(
-                    AbstainError, match=f"it answers {receiver.status}, a redirect: .*ABSTAIN_ALERT_URL"
-                ):
+                with pytest.raises(AbstainError, match=f"{receiver.status}.*ABSTAIN_ALERT_URL"):
                     deliver(f"{receiver.url}/begin.jsonl", "text", retry_delays_s=())
                 refused += receiver.asked == ["POST /begin.jsonl"] and inner.asked == []
                 receiver.asked.clear()
     assert_repelled("redirects of a webhook", len(REDIRECTS) * len(places), refused)
 
 
-def test_a_source_follows_no_redirect_to_another_host(assert_repelled: Count) -> None:
+def test_source_follows_no_redirect_to_another_host(assert_repelled: Count) -> None:
     line, refused = json.dumps(row("secret")).encode(), 0
     with serving(line) as outer, serving(line) as inner:
         (source,) = make_explicit_sources([f"{outer.url}/begin.jsonl"])
         places = [f"{inner.url}/x.jsonl", "http://169.254.169.254/x", f"http://localhost:{inner.server_port}/x.jsonl"]
         for outer.status in REDIRECTS:
             for outer.to in places:
-                with pytest.raises(AbstainError, match="redirects to another host, .*: name the file as it is there"):
+                with pytest.raises(AbstainError, match="redirects to another host"):
                     list(source.read({}))
                 refused += inner.asked == []
         outer.to = "/moved.jsonl"
@@ -134,7 +129,7 @@ UNFIT: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def test_no_export_stops_another_source(
+def test_ingest_goes_on_with_an_unfit_export(
     sources: tuple[FileSource, ExportSource], tmp_path: Path, assert_repelled: Count
 ) -> None:
     params = PARAMS.model_copy(update={"min_failed_rows": 5})
@@ -155,7 +150,7 @@ def test_no_export_stops_another_source(
 
 
 @pytest.mark.heavy
-def test_a_key_of_4_mb_is_refused_in_a_moment(tmp_path: Path, assert_repelled: Count) -> None:
+def test_ingest_rejects_a_key_of_4_mb_in_a_moment(tmp_path: Path, assert_repelled: Count) -> None:
     params = load_params(ROOT / "params.yaml")
     privacy, quick = Privacy.from_params(params.privacy, Settings(home=tmp_path / "home")), 0
     keys = ["k" * 3_900_000, "123 " * 970_000, "a@b.c " * 600_000, "1" * 3_900_000]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -51,6 +52,15 @@ def release(folder: Path, base: Path, settings: Settings, **changes: str | None)
     file = write_mean_probe(folder / "probe.onnx", WIDTH, {k: v for k, v in own.items() if v is not None})
     write_digest(folder)
     return file
+
+
+def write_scorer(bundle: Path, name: str, kinds: dict[str, str], *, forward_tokens: float = 1.0, **files: bytes) -> str:
+    """Write the parts of a scorer into `bundle`; returns its description, `scorer` among the metadata."""
+    (bundle / "parts").mkdir(parents=True, exist_ok=True)
+    for part, content in files.items():
+        (bundle / "parts" / f"{part}.onnx").write_bytes(content)
+    sha256 = {part: hashlib.sha256(content).hexdigest() for part, content in files.items()}
+    return json.dumps({"name": name, "kinds": kinds, "forward_tokens": forward_tokens, "sha256": sha256})
 
 
 def requests(count: int = 6) -> list[Interaction]:

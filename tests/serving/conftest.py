@@ -13,6 +13,9 @@ from abstain.serving.predictor import Predictor
 from tests.llm.builders import save_tiny_model
 from tests.serving.builders import GUARANTEE, release
 
+Open = Callable[..., Predictor]
+OpenGate = Callable[..., Gate]
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -26,18 +29,18 @@ def settings(tmp_path: Path) -> Settings:
 
 
 @pytest.fixture
-def opened(model: Path, settings: Settings, tmp_path: Path) -> Callable[..., Predictor]:
+def opened(model: Path, settings: Settings, tmp_path: Path) -> Open:
     """Open a release of `model` with these changes of its metadata; None leaves a key out."""
     return lambda **changes: Predictor.open(release(tmp_path / "bundle", model, settings, **changes), settings)
 
 
 @pytest.fixture
-def scorer(opened: Callable[..., Predictor]) -> Predictor:
+def scorer(opened: Open) -> Predictor:
     return opened()
 
 
 @pytest.fixture
-def open_gate(model: Path, settings: Settings, tmp_path: Path) -> Callable[..., Gate]:
+def open_gate(model: Path, settings: Settings, tmp_path: Path) -> OpenGate:
     """The same as a gate; with a guarantee, unless changed."""
 
     def open_(on_unavailable: OnUnavailable = "abstain", **changes: str | None) -> Gate:
@@ -48,5 +51,5 @@ def open_gate(model: Path, settings: Settings, tmp_path: Path) -> Callable[..., 
 
 
 @pytest.fixture
-def gate(open_gate: Callable[..., Gate]) -> Gate:
+def gate(open_gate: OpenGate) -> Gate:
     return open_gate()

@@ -1,4 +1,4 @@
-"""The embedded model by plain transformers, as an engine would serve it, and a probe that reads its states."""
+"""The embedded model by plain transformers, as an engine would serve it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from abstain.config.settings import Settings
-from abstain.core.errors import AbstainError
-from abstain.learning.estimators.onnx_probe import export_probe
-from abstain.learning.estimators.probes.linear import LinearProbe
 from abstain.llm.engine.loading import find_model, load_tokenizer
 from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.tokenization import EncodedPrompt
@@ -25,13 +22,14 @@ from abstain.serving.feature_spec import FeatureSpec
 from abstain.serving.log_probs import parse_log_probs
 from abstain.serving.predictor import Predictor
 from abstain.serving.request_files import make_interaction_from_texts
+from tests.learning.estimators.builders import write_mean_probe
 from tests.llm.conftest import REPOSITORY
 from tests.serving.builders import metadata
 from tests.serving.engine_files import PlainModel, file_of
 
 pytestmark = pytest.mark.slow
 
-LAYOUT, LAYER = "rag-chatml-v1", 20
+MODEL, LAYOUT, LAYER = "smollm2-135m-instruct", "rag-chatml-v1", 20
 BFLOAT16 = 0.05
 SYSTEM = "You answer questions of bank customers. Answer in a few words copied from the context."
 ROWS = [
@@ -46,54 +44,40 @@ ROWS = [
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine, and a probe of its states after layer `layer` that was trained with or without EOS."""
+    """An engine of the embedded model, and releases whose probes read its states."""
 
     plain: PlainModel
     settings: Settings
     folder: Path
 
-    def predictor(self, layer: int, includes_eos: bool) -> Predictor:
-        file = self.folder / f"{layer}-{includes_eos}" / "probe.onnx"
-        if not file.exists():
-            file.parent.mkdir()
-            described = metadata(Path("smollm2-135m-instruct"), self.settings)
-            described |= {"layout": LAYOUT, "layout_digest": load_layout(LAYOUT).digest, "layer": str(layer)}
-            export_probe(
-                self._probe(layer, includes_eos), file, {**described, "includes_eos": str(includes_eos).lower()}
-            )
-        return Predictor.open(file, self.settings)
+    def open(self, layer: int, includes_eos: bool) -> tuple[Predictor, FeatureSpec]:
+        """A release whose probe reads the states after `layer`, and their specification."""
+        changes = {"layout": LAYOUT, "layout_digest": load_layout(LAYOUT).digest, "layer": str(layer)}
+        described = metadata(Path(MODEL), self.settings) | changes | {"includes_eos": str(includes_eos).lower()}
+        folder = self.folder / f"{layer}-{includes_eos}"
+        folder.mkdir(exist_ok=True)
+        width = self.plain.model.config.hidden_size
+        predictor = Predictor.open(write_mean_probe(folder / "probe.onnx", width, described), self.settings)
+        return predictor, FeatureSpec.from_scorer(predictor.scorer, self.settings)
 
-    def _probe(self, layer: int, includes_eos: bool) -> LinearProbe:
-        """Random weights on standardized states, so large that a token more or less shows."""
-        rows = [self.plain.states(self.ids(at, includes_eos))[layer] for at in range(len(ROWS))]
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(layer)
-            probe = LinearProbe(rows[0].shape[1])
-            probe.fit_standardization(rows)
-            torch.nn.init.normal_(probe.head.weight, std=0.05)
-        with torch.no_grad():  # around a half
-            probe.head.bias.zero_().sub_(torch.cat([probe.head(probe.pool_states(row, None)) for row in rows]).mean())
-        probe.architecture = "linear"
-        return probe
-
-    def prompt(self, at: int) -> list[int]:
+    def prompt(self, index: int) -> list[int]:
         """The tokens of a chat request, by the model's own template."""
-        contexts = "\n\n".join(context.text for context in ROWS[at].contexts)
-        asked = f"Context:\n{contexts}\n\nQuestion:\n{ROWS[at].question}"
+        contexts = "\n\n".join(context.text for context in ROWS[index].contexts)
+        asked = f"Context:\n{contexts}\n\nQuestion:\n{ROWS[index].question}"
         chat = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": asked}]
         text = self.plain.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
         return self.plain.ids(text)
 
-    def ids(self, at: int, eos: bool = False) -> list[int]:
+    def ids(self, index: int, eos: bool = False) -> list[int]:
         return [
-            *self.prompt(at),
-            *self.plain.ids(ROWS[at].answer),
+            *self.prompt(index),
+            *self.plain.ids(ROWS[index].answer),
             *([self.plain.tokenizer.eos_token_id] if eos else []),
         ]
 
-    def file(self, at: int, *layers: int, eos: bool = False, ids: list[int] | None = None) -> bytes:
-        """The file of these layers, -1 the last before the final norm, of answer `at` or of other `ids`."""
-        tokens = self.ids(at, eos) if ids is None else ids
+    def write(self, index: int, *layers: int, eos: bool = False) -> bytes:
+        """The file of these layers of answer `index`."""
+        tokens = self.ids(index, eos)
         states = self.plain.states(tokens)
         return file_of(torch.stack([states[layer] for layer in layers], 1), tokens)
 
@@ -103,27 +87,32 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     folder = tmp_path_factory.mktemp("probes")
     home = Path(os.environ.get("ABSTAIN_HOME") or REPOSITORY / ".abstain")
     settings = Settings(home=home, device="cpu", dtype="float32", features_url=str(folder / "features"))
-    ref = find_model("smollm2-135m-instruct", settings)
+    ref = find_model(MODEL, settings)
     load_tokenizer(ref)  # whose first use writes the model's folder
     return Engine(PlainModel.load(ref.path), settings, folder)
 
 
-def described(engine: Engine, at: int, by: str, *layers: int, **changes: object) -> StatesDescription:
-    how = {"engine": by, "layers": layers, "prompt_tokens": len(engine.prompt(at)), "finish_reason": "stop"}
+def describe(engine: Engine, index: int, by: str, *layers: int, **changes: object) -> StatesDescription:
+    how = {"engine": by, "layers": layers, "prompt_tokens": len(engine.prompt(index)), "finish_reason": "stop"}
     return StatesDescription.model_validate({**how, **changes})
 
 
-def texts(predictor: Predictor, at: int) -> EncodedPrompt:
-    found = predictor.source.encode(ROWS[at])
-    assert isinstance(found, EncodedPrompt)
-    return found
+def encode(predictor: Predictor, index: int) -> EncodedPrompt:
+    tokens = predictor.source.encode(ROWS[index])
+    assert isinstance(tokens, EncodedPrompt)
+    return tokens
 
 
-def test_a_chat_request_is_read_as_the_layout_reads_it(engine: Engine) -> None:
-    predictor = engine.predictor(LAYER, False)
-    assert [engine.ids(at, eos=True) for at in range(len(ROWS))] == [
-        texts(predictor, at).ids for at in range(len(ROWS))
-    ]
+def measure_difference(states: Tensor, expected: Tensor) -> float:
+    """The largest difference of a token's state, relative to its length."""
+    assert states.shape == expected.shape
+    return float(((states - expected).norm(dim=1) / expected.norm(dim=1)).max())
+
+
+def test_encode_reads_a_chat_request_as_the_engine_does(engine: Engine) -> None:
+    predictor, _ = engine.open(LAYER, False)
+    for index in range(len(ROWS)):
+        assert engine.ids(index, eos=True) == encode(predictor, index).ids
 
 
 @pytest.mark.parametrize("includes_eos", [False, True])
@@ -137,69 +126,39 @@ def test_a_chat_request_is_read_as_the_layout_reads_it(engine: Engine) -> None:
         ("sglang", (30,), {"is_normalized": True}),
     ],
 )
-def test_confidences_are_those_of_our_own_engine(
+def test_parse_states_are_those_of_our_own_engine(
     engine: Engine, by: str, layers: tuple[int, ...], more: dict[str, bool], includes_eos: bool
 ) -> None:
-    """In float32 within 1e-3, of every layer, order and norm that is read at all."""
-    predictor = engine.predictor(LAYER if LAYER in layers else 30, includes_eos)
-    spec = FeatureSpec.from_scorer(predictor.scorer, engine.settings)
-    expected = [decision.confidence for decision in predictor.decide_interactions(ROWS)]
-    found = [
-        parse_states(
-            engine.file(at, *layers, eos=includes_eos), described(engine, at, by, *layers, **more), spec, known
+    predictor, spec = engine.open(LAYER if LAYER in layers else 30, includes_eos)
+    (expected,) = predictor.reader.read(ROWS).batch.features.values()
+    for index in range(len(ROWS)):
+        content, description = (
+            engine.write(index, *layers, eos=includes_eos),
+            describe(engine, index, by, *layers, **more),
         )
-        for at in range(len(ROWS))
-        for known in (texts(predictor, at), None)
-    ]
-    confidences = predictor.scorer.probe.predict(found)
-    assert np.abs(confidences[::2] - np.array(expected, float)).max() < 1e-3
-    assert np.array_equal(confidences[::2], confidences[1::2])
-    assert np.std(expected) > 0.05, "the answers are told apart"
+        with_texts, without = (
+            parse_states(content, description, spec, tokens) for tokens in (encode(predictor, index), None)
+        )
+        assert measure_difference(with_texts, expected[index].float()) < 1e-4
+        assert torch.equal(with_texts, without)
 
 
-def test_states_before_the_norm_are_refused(engine: Engine) -> None:
-    predictor = engine.predictor(30, False)
-    spec = FeatureSpec.from_scorer(predictor.scorer, engine.settings)
-    with pytest.raises(AbstainError, match="layer 30 is given before the final norm"):
-        parse_states(engine.file(0, -1), described(engine, 0, "vllm", 30), spec, texts(predictor, 0))
-
-
-def test_a_file_that_is_a_token_short_is_refused(engine: Engine) -> None:
-    """Its confidence would be another one."""
-    predictor = engine.predictor(LAYER, False)
-    spec = FeatureSpec.from_scorer(predictor.scorer, engine.settings)
-    short = engine.file(0, LAYER, ids=engine.ids(0)[:-1])
-    how = described(engine, 0, "vllm", LAYER)
-    with pytest.raises(AbstainError, match="last token is missing"):
-        parse_states(short, how, spec, texts(predictor, 0))
-    with pytest.raises(AbstainError, match="last token may be missing"):
-        parse_states(short, how.model_copy(update={"finish_reason": "length"}), spec)
-    (whole,) = predictor.decide_interactions(ROWS[:1])
-    (other,) = predictor.scorer.probe.predict([parse_states(short, how, spec)])
-    assert abs(other - (whole.confidence or 0)) > 1e-3
-    states = engine.plain.states(engine.ids(0))[LAYER][:-1, None]
-    with pytest.raises(AbstainError, match="the engine lost some"):
-        parse_states(file_of(states, engine.ids(0)), how, spec)
-
-
-def test_bfloat16_is_close(engine: Engine) -> None:
+def test_parse_states_of_bfloat16_are_close(engine: Engine) -> None:
     """A model that runs in bfloat16 has other states; the difference is that of the project's own engine in bfloat16."""
-    predictor = engine.predictor(LAYER, False)
-    spec = FeatureSpec.from_scorer(predictor.scorer, engine.settings)
-    ref = find_model("smollm2-135m-instruct", engine.settings)
-    half = Engine(PlainModel.load(ref.path, torch.bfloat16), engine.settings, engine.folder)
-    found = [parse_states(half.file(at, LAYER), described(half, at, "vllm", LAYER), spec) for at in range(len(ROWS))]
-    expected = [decision.confidence for decision in predictor.decide_interactions(ROWS)]
-    difference = np.abs(predictor.scorer.probe.predict(found) - np.array(expected, float)).max()
-    assert 0 < difference < BFLOAT16
+    predictor, spec = engine.open(LAYER, False)
+    model = find_model(MODEL, engine.settings).path
+    half = Engine(PlainModel.load(model, torch.bfloat16), engine.settings, engine.folder)
+    (expected,) = predictor.reader.read(ROWS).batch.features.values()
+    for index in range(len(ROWS)):
+        states = parse_states(half.write(index, LAYER), describe(half, index, "vllm", LAYER), spec)
+        assert 0 < measure_difference(states, expected[index].float()) < BFLOAT16
 
 
-def test_log_probabilities_score_as_those_of_the_base_model(engine: Engine) -> None:
-    predictor = engine.predictor(LAYER, False)
-    spec = FeatureSpec.from_scorer(predictor.scorer, engine.settings)
+def test_parse_log_probs_score_as_those_of_the_base_model(engine: Engine) -> None:
+    predictor, spec = engine.open(LAYER, False)
     own = read_features(predictor.source.params, engine.settings, ROWS, [NLL_WITH_CONTEXT])
-    for at, row in enumerate(ROWS):
-        ids, start = engine.ids(at, eos=True), len(engine.prompt(at))
+    for index, row in enumerate(ROWS):
+        ids, start = engine.ids(index, eos=True), len(engine.prompt(index))
         with torch.inference_mode():
             log_p = engine.plain.model(torch.tensor([ids])).logits[0].log_softmax(-1)
         content = [
@@ -207,8 +166,8 @@ def test_log_probabilities_score_as_those_of_the_base_model(engine: Engine) -> N
             for place in range(start, len(ids))
         ]
         response = {"choices": [{"logprobs": {"content": content}}]}
-        found = parse_log_probs(response, spec, row.answer, texts(predictor, at))
+        found = parse_log_probs(response, spec, row.answer, encode(predictor, index))
         given = FeatureBatch([row], {NLL_WITH_CONTEXT: [found.to_nll_and_entropy()]})
         for signal in LIKELIHOOD_SIGNALS:
             if signal.name in ("sequence_log_prob", "joint_log_prob", "mean_log_prob", "min_log_prob"):
-                assert signal.score(given) == pytest.approx(signal.score(own.take([at])), abs=1e-3)
+                assert signal.score(given) == pytest.approx(signal.score(own.take([index])), abs=1e-3)

@@ -1,8 +1,5 @@
-"""What led to a decision: the scores of the parts, and the likelihood of the answer's tokens."""
-
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,8 +8,8 @@ from abstain.config.settings import Settings
 from abstain.serving import explanation as module
 from abstain.serving.feature_spec import FeatureSpec
 from abstain.serving.gate import DecisionInput, Gate, make_interaction
-from abstain.serving.predictor import Predictor
 from tests.serving.builders import GUARANTEE
+from tests.serving.conftest import Open
 from tests.serving.status_page.builders import fused_release
 
 
@@ -22,23 +19,21 @@ def gate(model: Path, settings: Settings, tmp_path: Path) -> Gate:
 
 
 @pytest.mark.parametrize("answer", ["None.", "é\u0301 😀 שלום", "a  b\n\nc", "<|im_end|>", "x" * 300])
-def test_the_pieces_make_the_answer_and_their_likelihood_is_what_the_signal_reads(gate: Gate, answer: str) -> None:
+def test_explain_splits_the_answer_with_its_likelihood(gate: Gate, answer: str) -> None:
     row = make_interaction("What is the fee?", ["There is none."], answer)
     found = gate.explain(row)
     (decided,) = gate.decide_all([DecisionInput(row.interaction_id, row)])
     assert found.decision == decided and found.scores.keys() == {"min_log_prob", "probe"}
     assert "".join(piece.text for piece in found.tokens) == row.answer
     assert all(piece.text for piece in found.tokens), "tokens that make one character are one piece"
-    source = next(one for one in gate.predictor.reader.sources if isinstance(one.operation, module.NLL))
+    source = next(source for source in gate.predictor.reader.sources if isinstance(source.operation, module.NLL))
     (surprise,) = gate.predictor.reader.read([row]).batch.features[source.feature_request]
     assert surprise is not None
     total = sum(piece.log_probability for piece in found.tokens)
     assert total == pytest.approx(-float(surprise[:-1, 0].sum()), abs=1e-3), "without the EOS after it"
 
 
-def test_a_scorer_that_is_no_fusion_has_its_own_score_alone(
-    opened: Callable[..., Predictor], settings: Settings
-) -> None:
+def test_explain_a_probe_has_its_own_score_alone(opened: Open, settings: Settings) -> None:
     predictor = opened(guarantee=GUARANTEE)
     gate = Gate(predictor, FeatureSpec.from_scorer(predictor.scorer, settings))
     found = gate.explain(make_interaction("What?", ["That."], "This."))
@@ -46,7 +41,7 @@ def test_a_scorer_that_is_no_fusion_has_its_own_score_alone(
     assert found.tokens == [], "the probe reads states, not how likely tokens are"
 
 
-def test_what_cannot_be_read_has_a_reason_and_no_scores(gate: Gate) -> None:
+def test_explain_unread_answer_has_no_scores(gate: Gate) -> None:
     too_long = gate.explain(make_interaction("What?", ["That."], "x" * 2000))
     assert too_long.decision.decision == "abstain" and too_long.decision.reason and not too_long.scores
     without = gate.explain(make_interaction("What?", [], "This."))

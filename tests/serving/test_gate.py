@@ -1,8 +1,4 @@
-"""The gate in process: texts, states, or both; and what is no decision."""
-
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -14,13 +10,13 @@ from abstain.core.errors import AbstainError
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.llm.engine.prompts import Layout
 from abstain.serving.gate import Gate, make_interaction
-from abstain.serving.predictor import Predictor
 from tests.serving.builders import GUARANTEE, MISSING_GUARANTEE
+from tests.serving.conftest import Open, OpenGate
 
 TEXTS = ("What is the fee?", ["The fee is 5."], "5")
 
 
-def test_a_gate_decides_as_the_predictor_does(open_gate: Callable[..., Gate], opened: Callable[..., Predictor]) -> None:
+def test_gate_decides_as_the_predictor_does(open_gate: OpenGate, opened: Open) -> None:
     gate = open_gate()
     decision = gate.decide(*TEXTS, interaction_id="i-1")
     (expected,) = opened(guarantee=GUARANTEE).decide_interactions([make_interaction(*TEXTS)])
@@ -29,10 +25,9 @@ def test_a_gate_decides_as_the_predictor_does(open_gate: Callable[..., Gate], op
     assert decision.interaction_id == "i-1" and decision.components == ("probe",) and decision.forward_tokens > 0
 
 
-def test_the_states_alone_give_the_same_and_cost_nothing(open_gate: Callable[..., Gate]) -> None:
+def test_gate_states_give_the_same_and_cost_nothing(open_gate: OpenGate) -> None:
     gate = open_gate()
-    (found,) = gate.predictor.reader.read([make_interaction(*TEXTS)]).batch.features.values()
-    states = found[0]
+    ((states,),) = gate.predictor.reader.read([make_interaction(*TEXTS)]).batch.features.values()
     assert states is not None
     engine = gate.predictor.source.load_engine()
     before = engine.stats.pass_tokens
@@ -44,7 +39,7 @@ def test_the_states_alone_give_the_same_and_cost_nothing(open_gate: Callable[...
     assert engine.stats.pass_tokens > before, "only the decision by texts was read"
 
 
-def test_what_is_no_decision_is_withheld_unless_chosen(open_gate: Callable[..., Gate]) -> None:
+def test_gate_unavailable_is_withheld_unless_set(open_gate: OpenGate) -> None:
     for on_unavailable in ("abstain", "show"):
         gate = open_gate(on_unavailable)
         nothing = gate.decide("What is the fee?", [], "5")
@@ -57,11 +52,7 @@ def test_what_is_no_decision_is_withheld_unless_chosen(open_gate: Callable[..., 
         assert unguaranteed.reason.code is Code.NO_THRESHOLD
 
 
-def test_an_answer_without_context_is_decided_on_where_that_is_meant(open_gate: Callable[..., Gate]) -> None:
-    assert open_gate().decide("What is the fee?", [], "5", allow_no_context=True).confidence is not None
-
-
-def test_a_prompt_without_a_place_for_contexts_lacks_none(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_is_context_missing_where_the_prompt_takes_them(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     row = make_interaction("What is the fee?", [], "5")
     assert [gate.is_context_missing(row, allow_no_context=allowed) for allowed in (False, True)] == [True, False]
     segments = "- {segment: question, field: question}\n- {segment: answer, field: answer}\n- {segment: eos}"
@@ -69,19 +60,20 @@ def test_a_prompt_without_a_place_for_contexts_lacks_none(gate: Gate, monkeypatc
     assert not gate.is_context_missing(row, allow_no_context=False)
 
 
-def test_contexts_are_texts_or_chunks(open_gate: Callable[..., Gate]) -> None:
+def test_gate_contexts_are_texts_or_chunks(open_gate: OpenGate) -> None:
     gate = open_gate()
     chunk = Context(chunk_id="fees#1", text="The fee is 5.")
     assert gate.decide("What is the fee?", [chunk], "5").confidence == pytest.approx(gate.decide(*TEXTS).confidence)
 
 
-def test_log_probabilities_of_another_answer_are_refused(open_gate: Callable[..., Gate]) -> None:
+def test_gate_rejects_log_probs_of_another_answer(open_gate: OpenGate) -> None:
     response = {"choices": [{"logprobs": {"content": [{"token": "no", "logprob": -0.1}]}}]}
-    with pytest.raises(AbstainError, match="another"):
+    with pytest.raises(AbstainError) as error:
         open_gate().decide(*TEXTS, response=response)
+    assert error.value.code is Code.STATES_MISMATCH
 
 
-def test_the_package_hands_on_its_public_names() -> None:
+def test_package_exports_its_public_names() -> None:
     names = [getattr(abstain, name).__name__.replace(metrics.__name__, "metrics") for name in abstain.__all__]
     assert names == abstain.__all__
     assert abstain.Gate is Gate and not hasattr(abstain, "Predictor")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from abstain.core.codes import Code
 from abstain.core.contracts import Context, Question
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.engine import Engine
@@ -15,6 +16,7 @@ from abstain.serving import generate
 from abstain.serving.gate import NO_CONTEXT_REASON, Gate
 from abstain.serving.generate import EMPTY_ANSWER_REASON, explain_no_room, generate_answers
 from abstain.serving.request_files import make_interaction_from_texts, make_question_from_texts, read_questions
+from tests.serving.conftest import OpenGate
 
 ASK = Generate(max_new_tokens=8)
 
@@ -26,74 +28,83 @@ def questions() -> list[Question]:
     ]
 
 
-def scored_afterwards(gate: Gate, question: Question, text: str) -> float | None:
+def score_afterwards(gate: Gate, question: Question, text: str) -> float | None:
     """The confidence of an answer that is read once it is there."""
-    (verdict,) = gate.predictor.decide_interactions(
-        [make_interaction_from_texts(question.question, text, [c.text for c in question.contexts])]
-    )
-    return verdict.confidence
+    row = make_interaction_from_texts(question.question, text, [c.text for c in question.contexts])
+    (decision,) = gate.predictor.decide_interactions([row])
+    return decision.confidence
 
 
-def test_an_answer_and_its_confidence_come_from_one_reading(gate: Gate) -> None:
+def test_generate_answers_scores_without_another_pass(gate: Gate) -> None:
     engine = gate.predictor.source.load_engine()
     found = generate_answers(gate, questions(), ASK)
     before = engine.stats.pass_tokens
     assert [one.decision.interaction_id for one in found] == ["q-1", "q-2", "q-3", "q-4"]
     for question, one in zip(questions(), found, strict=True):
-        assert one.decision.confidence == pytest.approx(scored_afterwards(gate, question, one.text), abs=1e-6)
+        assert one.decision.confidence == pytest.approx(score_afterwards(gate, question, one.text), abs=1e-6)
         shown = (one.decision.confidence or 0) >= one.decision.threshold
         assert one.decision.decision == ("show" if shown else "abstain")
     assert engine.stats.pass_tokens > before  # scoring afterwards is what reads them a second time
 
 
-def test_a_probe_without_eos_decides_by_the_answer_alone(open_gate: Callable[..., Gate]) -> None:
+def test_generate_answers_without_eos_scores_the_answer_alone(open_gate: OpenGate) -> None:
     gate, with_eos = open_gate(includes_eos="false"), open_gate()
     assert not gate.predictor.scorer.llm.includes_eos and with_eos.predictor.scorer.llm.includes_eos
     for question, one in zip(questions(), generate_answers(gate, questions(), ASK), strict=True):
-        assert one.decision.confidence == pytest.approx(scored_afterwards(gate, question, one.text), abs=1e-6)
-        assert one.decision.confidence != pytest.approx(scored_afterwards(with_eos, question, one.text), abs=1e-6)
+        assert one.decision.confidence == pytest.approx(score_afterwards(gate, question, one.text), abs=1e-6)
+        assert one.decision.confidence != pytest.approx(score_afterwards(with_eos, question, one.text), abs=1e-6)
+
+
+@pytest.fixture
+def spoil(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Any], dict[str, Any]], str], None]:
+    """Have the engine give the answer to the question at this index with other fields."""
+    run = Engine.run
+
+    def change_answers(change: Callable[[Any], dict[str, Any]], index: str = "0") -> None:
+        def run_and_change(self: Engine, requests: Any, tell: Any = None) -> Any:
+            for key, result in run(self, requests):
+                is_changed = isinstance(result, list) and key == index
+                yield key, [replace(result[0], **change(result[0]))] if is_changed else result
+
+        monkeypatch.setattr(Engine, "run", run_and_change)
+
+    return change_answers
 
 
 @pytest.mark.parametrize("written_as_read", [True, False])
-def test_an_answer_that_reads_in_other_tokens_is_read_again(
-    gate: Gate, monkeypatch: pytest.MonkeyPatch, written_as_read: bool
+def test_generate_answers_reads_again_where_tokens_differ(
+    gate: Gate, spoil: Callable[..., None], monkeypatch: pytest.MonkeyPatch, written_as_read: bool
 ) -> None:
     (honest,) = generate_answers(gate, questions()[:1], ASK)
-    decoded = Engine.run
-
-    def spoil(self: Engine, requests: Any, tell: Any = None) -> Any:  # what was seen while decoding is told wrong
-        for key, result in decoded(self, requests):
-            yield key, [replace(result[0], states=result[0].states + 5)] if isinstance(result, list) else result
-
-    monkeypatch.setattr(Engine, "run", spoil)
+    spoil(lambda answer: {"states": answer.states + 5})
     monkeypatch.setattr(generate, "_retokenizes_equally", lambda *_: written_as_read)
     (spoilt,) = generate_answers(gate, questions()[:1], ASK)
     same = spoilt.decision.confidence == pytest.approx(honest.decision.confidence, abs=1e-6)
     assert same == (not written_as_read)
 
 
-def test_no_answer_is_not_shown(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = Engine.run
-
-    def says_nothing(self: Engine, requests: Any, tell: Any = None) -> Any:
-        for key, result in honest(self, requests):
-            yield key, [replace(result[0], text="")] if isinstance(result, list) and key == "1" else result
-
-    monkeypatch.setattr(Engine, "run", says_nothing)
-    found = generate_answers(gate, questions()[:3], ASK)
-    assert [one.decision.reason for one in found] == [None, EMPTY_ANSWER_REASON, None]
-    assert (found[1].text, found[1].decision.decision, found[1].decision.confidence) == ("", "abstain", None)
+def test_generate_answers_abstains_from_an_empty_answer(gate: Gate, spoil: Callable[..., None]) -> None:
+    spoil(lambda answer: {"text": ""}, "1")
+    answers = generate_answers(gate, questions()[:3], ASK)
+    assert [answer.decision.reason for answer in answers] == [None, EMPTY_ANSWER_REASON, None]
+    assert (answers[1].text, answers[1].decision.decision, answers[1].decision.confidence) == ("", "abstain", None)
 
 
-def test_a_question_that_does_not_fit_is_not_answered(gate: Gate) -> None:
+def test_generate_answers_names_the_question_not_finite(gate: Gate, spoil: Callable[..., None]) -> None:
+    spoil(lambda answer: {"states": answer.states * float("inf")})
+    with pytest.raises(AbstainError, match="interaction q-1: "):
+        generate_answers(gate, questions()[:1], ASK)
+
+
+def test_generate_answers_abstains_from_a_too_long_question(gate: Gate) -> None:
     long = Question(interaction_id="long", question="x" * 600, contexts=(Context(chunk_id="d#1", text="c"),))
     found = generate_answers(gate, [long, questions()[0]], ASK)
     assert found[0].text == "" and found[0].decision.decision == "abstain"
-    assert "tokens are more than the 512 that tiny-bank reads" in str(found[0].decision.reason)
+    assert found[0].decision.reason is not None and found[0].decision.reason.code is Code.TOO_LONG
     assert found[1].decision.confidence is not None
 
 
-def test_a_question_without_context_is_not_answered_unless_meant(gate: Gate) -> None:
+def test_generate_answers_without_context_where_allowed(gate: Gate) -> None:
     bare = Question(interaction_id="bare", question="Why?", contexts=())
     asked = [questions()[0], bare, questions()[1]]
     found = generate_answers(gate, asked, ASK)
@@ -108,30 +119,13 @@ def test_a_question_without_context_is_not_answered_unless_meant(gate: Gate) -> 
         assert one.confidence == pytest.approx(other.confidence, rel=1e-5)
 
 
-def test_room_for_an_answer_is_told_before_it_is_asked_for(gate: Gate) -> None:
+def test_explain_no_room_for_an_answer(gate: Gate) -> None:
     assert explain_no_room(gate.predictor, ASK) == ""
-    assert "tokens are more than the 512 that tiny-bank reads" in explain_no_room(
-        gate.predictor, Generate(max_new_tokens=512)
-    )
-
-
-def test_states_that_are_not_finite_name_the_question(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = Engine.run
-
-    def overflows(self: Engine, requests: Any, tell: Any = None) -> Any:
-        for key, result in honest(self, requests):
-            yield key, [replace(result[0], states=result[0].states * float("inf"))]
-
-    monkeypatch.setattr(Engine, "run", overflows)
-    with pytest.raises(AbstainError, match="interaction q-1: the base model's states are not finite"):
-        generate_answers(gate, questions()[:1], ASK)
-
-
-def test_nothing_asked_nothing_answered(gate: Gate) -> None:
+    assert "512" in explain_no_room(gate.predictor, Generate(max_new_tokens=512))
     assert generate_answers(gate, [], ASK) == []
 
 
-def test_questions_are_read_from_lines_and_flags(tmp_path: Path) -> None:
+def test_read_questions_of_lines_and_flags(tmp_path: Path) -> None:
     file = tmp_path / "questions.jsonl"
     file.write_text("".join(one.model_dump_json() + "\n" for one in questions()), encoding="utf-8")
     assert read_questions(file) == questions()
@@ -139,14 +133,14 @@ def test_questions_are_read_from_lines_and_flags(tmp_path: Path) -> None:
     with pytest.raises(AbstainError, match="question: "):
         make_question_from_texts("", [])
     file.write_text('{"interaction_id": "a", "question": "b", "question": "c", "contexts": []}\n', encoding="utf-8")
-    with pytest.raises(AbstainError, match=r"questions.jsonl line 1: question: this key comes twice in one object"):
+    with pytest.raises(AbstainError, match=r"questions.jsonl line 1: question: "):
         read_questions(file)
     file.write_text('{"interaction_id": "a", "question": "b"}\n', encoding="utf-8")
-    with pytest.raises(AbstainError, match=r"questions.jsonl line 1: contexts: Field required"):
+    with pytest.raises(AbstainError, match=r"questions.jsonl line 1: contexts: "):
         read_questions(file)
 
 
-def test_an_answer_is_told_while_it_is_written(gate: Gate) -> None:
+def test_generate_answers_reports_text_while_writing(gate: Gate) -> None:
     told: list[str] = []
     (one,) = generate_answers(gate, questions()[:1], ASK, on_text=told.append)
     assert len(told) == ASK.max_new_tokens and told[-1] == one.text.rstrip("\ufffd")

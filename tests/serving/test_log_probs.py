@@ -31,7 +31,7 @@ def completion(*tokens: tuple[Any, Any]) -> dict[str, Any]:
     return {"choices": [{"text": "", "logprobs": {"tokens": [*texts], "token_logprobs": [*values], "text_offset": []}}]}
 
 
-def refused(response: dict[str, Any], **more: Any) -> str:
+def reject(response: dict[str, Any], **more: Any) -> str:
     with pytest.raises(AbstainError) as error:
         parse_log_probs(response, SPEC, **more)
     assert error.value.code == Code.STATES_MISMATCH and error.value.message.startswith("log-probabilities: ")
@@ -40,13 +40,13 @@ def refused(response: dict[str, Any], **more: Any) -> str:
 
 @pytest.mark.parametrize("shape", [chat, completion])
 @pytest.mark.parametrize("more", [{}, {"answer": "It is 5."}, {"answer": "It is 5.", "tokens": TOKENS}])
-def test_those_of_the_answer_and_of_eos_are_told_apart(shape: Any, more: dict[str, Any]) -> None:
+def test_parse_log_probs_separates_answer_and_eos(shape: Any, more: dict[str, Any]) -> None:
     expected = AnswerLogProbs((-0.5, -0.25, -1.5), None)
     assert parse_log_probs(shape(*ANSWER), SPEC, **more) == expected
     assert parse_log_probs(shape(*ANSWER, EOS), SPEC, **more) == AnswerLogProbs(expected.token_log_probs, -0.125)
 
 
-def test_they_are_nlls_with_what_is_not_known_as_nan() -> None:
+def test_log_probs_to_nll_and_entropy_has_nan_for_unknown() -> None:
     nan = math.nan
     without = parse_log_probs(chat(*ANSWER), SPEC).to_nll_and_entropy()
     expected = torch.tensor([[0.5, nan], [0.25, nan], [1.5, nan], [nan, nan]])
@@ -55,17 +55,17 @@ def test_they_are_nlls_with_what_is_not_known_as_nan() -> None:
     assert with_eos[-1, 0] == 0.125 and with_eos.dtype == torch.float32
 
 
-def test_a_last_token_without_a_text_may_be_eos() -> None:
+def test_parse_log_probs_of_a_last_token_without_text() -> None:
     silent = ("", -0.125)
     assert parse_log_probs(chat(*ANSWER, silent), SPEC, tokens=TOKENS).eos_log_prob == -0.125
     assert parse_log_probs(chat(*ANSWER[:2], silent), SPEC, tokens=TOKENS).eos_log_prob is None
-    assert "it may be EOS or not" in refused(chat(*ANSWER, silent))
+    assert "it may be EOS or not" in reject(chat(*ANSWER, silent))
 
 
-def test_those_of_another_answer_are_refused() -> None:
-    assert "do not make this answer" in refused(chat(*ANSWER), answer="It is 6.")
-    assert "those of 2 tokens, the answer has 3" in refused(chat(*ANSWER[:2]), tokens=TOKENS)
-    assert "those of 4 tokens, the answer has 3" in refused(chat(*ANSWER, (" x", -1.0)), tokens=TOKENS)
+def test_parse_log_probs_rejects_those_of_another_answer() -> None:
+    assert "do not make this answer" in reject(chat(*ANSWER), answer="It is 6.")
+    assert "those of 2 tokens, the answer has 3" in reject(chat(*ANSWER[:2]), tokens=TOKENS)
+    assert "those of 4 tokens, the answer has 3" in reject(chat(*ANSWER, (" x", -1.0)), tokens=TOKENS)
     half = chat(("\ufffd", -1.0), ("\ufffd", -1.0))  # of one character, whose bytes are two tokens
     assert len(parse_log_probs(half, SPEC, answer="é").token_log_probs) == 2
 
@@ -93,12 +93,12 @@ def test_those_of_another_answer_are_refused() -> None:
         (chat(("It", -math.inf)), "is -inf: give"),
     ],
 )
-def test_what_is_no_log_probability_is_refused(response: dict[str, Any], message: str) -> None:
-    assert message in refused(response)
+def test_parse_log_probs_rejects_other_responses(response: dict[str, Any], message: str) -> None:
+    assert message in reject(response)
 
 
 @drawn(response=st.recursive(st.none() | st.integers() | st.text(max_size=3), lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["choices", "logprobs", "content", "token", "logprob", "tokens", "token_logprobs"]), inner, max_size=3), max_leaves=12))  # fmt: skip
-def test_whatever_comes_is_read_or_refused(response: Any) -> None:
+def test_parse_log_probs_reads_or_rejects_any_json(response: Any) -> None:
     try:
         assert parse_log_probs(response, SPEC).token_log_probs
     except AbstainError as error:

@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from fastapi.testclient import TestClient
 
 from abstain.config.serve_settings import ServeSettings
 from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError, parse_error_line
-from abstain.data.decision_log import queries
-from abstain.data.decision_log.log import DecisionLog
-from abstain.learning.estimators.onnx_logistic import logistic_to_onnx
 from abstain.learning.thresholds.guarantee import Guarantee
 from abstain.llm.engine.engine import Engine
-from abstain.serving.api.app import make_app
 from abstain.serving.gate import Gate, make_interaction
 from abstain.serving.gateways.client import HttpGate, decide_if_complete
 from abstain.serving.service.gate_service import GateService
-from abstain.serving.service.keys import ApiKeys
 from abstain.serving.service.version_follower import VersionFollower
 from abstain_cli import app as cli
+from tests.data.decision_log.builders import open_log
 from tests.learning.thresholds.builders import make_guarantee
-from tests.serving.api.conftest import BASE, MadeUpReleases
-from tests.serving.builders import GUARANTEE, MISSING_GUARANTEE, release
-from tests.serving.test_live_scorer import WRITER
+from tests.serving.api.conftest import MadeUpReleases
+from tests.serving.builders import GUARANTEE, MISSING_GUARANTEE, release, write_scorer
+from tests.serving.clients import BASE, GateClient
+from tests.serving.gateways.conftest import make_transport
+from tests.serving.test_live_scorer import WRITER_ONNX
 
 pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
 
@@ -77,8 +73,7 @@ class Doors:
 
     folder: Path
     settings: Settings
-    log: DecisionLog
-    client: TestClient
+    client: GateClient
     monkeypatch: pytest.MonkeyPatch
     capsys: pytest.CaptureFixture[str]
 
@@ -103,23 +98,19 @@ class Doors:
         return self._post("/v1/answer", question=case.question, contexts=case.contexts, max_new_tokens=4)
 
     def http_gate(self, case: Case) -> dict[str, Any]:
-        def send(request: httpx.Request) -> httpx.Response:
-            sent = self.client.post(request.url.path, content=request.content, headers=dict(request.headers))
-            return httpx.Response(sent.status_code, content=sent.content)
-
-        gate = HttpGate(BASE, transport=httpx.MockTransport(send))
+        gate = HttpGate(BASE, transport=make_transport(self.client))
         return decide_if_complete(gate, case.question, case.contexts, case.answer).to_dict()
 
     def litellm(self, case: Case) -> dict[str, Any]:
         body = {"input_type": "response", "litellm_call_id": self._register(case, "litellm"), "texts": [case.answer]}
         found = self._post("/beta/litellm_basic_guardrail_api", **body)
-        return self._logged("litellm", found["action"] == "NONE")
+        return self._read_logged("litellm", found["action"] == "NONE")
 
     def kgateway(self, case: Case) -> dict[str, Any]:
         headers = {"x-abstain-call-id": self._register(case, "kgateway")}
         message = {"role": "assistant", "content": case.answer}
         found = self._post("/gateways/kgateway/response", headers, body={"choices": [{"message": message}]})
-        return self._logged("kgateway", "body" not in found["action"])
+        return self._read_logged("kgateway", "body" not in found["action"])
 
     def portkey(self, case: Case) -> dict[str, Any]:
         found = self._post(
@@ -129,7 +120,7 @@ class Doors:
             metadata={"abstain_call_id": self._register(case, "portkey")},
             eventType="afterRequestHook",
         )
-        return self._logged(found["data"]["answers"][0]["interaction_id"], found["verdict"])
+        return self._read_logged(found["data"]["answers"][0]["interaction_id"], found["verdict"])
 
     def _flags(self, case: Case) -> list[str]:
         return [word for context in case.contexts for word in ("-c", context)]
@@ -156,10 +147,9 @@ class Doors:
         assert self.client.post("/v1/contexts", json=content).status_code == 204
         return call_id
 
-    def _logged(self, interaction_id: str, is_shown: bool) -> dict[str, Any]:
-        found = queries.get_decision(self.log.database, interaction_id)
-        assert found is not None and found.decision.shown is is_shown
-        logged = vars(found.decision)
+    def _read_logged(self, interaction_id: str, is_shown: bool) -> dict[str, Any]:
+        logged = vars(self.client.read_decision(interaction_id).decision)
+        assert logged["shown"] is is_shown
         return {**logged, "show": is_shown, "reason": logged["code"] and {"code": logged["code"]}}
 
 
@@ -174,11 +164,7 @@ GATEWAYS = (Doors.http_gate, Doors.litellm, Doors.kgateway, Doors.portkey)
 
 @pytest.fixture
 def open_doors(
-    model: Path,
-    settings: Settings,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    model: Path, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Callable[[Case], Doors]]:
     """Put the release of a case into production, behind every door."""
     for name in ("HOME", "DEVICE", "DTYPE"):
@@ -186,36 +172,29 @@ def open_doors(
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
     monkeypatch.setattr(cli, "_prepare_environment", lambda: None)
     monkeypatch.setattr("abstain_tasks.release.bundles.fetch_production", lambda: (tmp_path / "bundle", None))
-    log = DecisionLog.open(
-        f"sqlite:///{tmp_path / 'log.sqlite'}", redact=lambda row: row, pseudonym=str, key=b"digests"
-    )
-    clients = []
+    stack = ExitStack()
+    log = open_log(f"sqlite:///{tmp_path / 'log.sqlite'}")
 
     def opened(case: Case) -> Doors:
         bundle = tmp_path / "bundle"
         changes: dict[str, str | None] = {"version": "v1.0.0", "threshold": "0.0", "guarantee": case.guarantee}
         if case.scorer == "writer":
-            content = logistic_to_onnx(WRITER.coefficient, WRITER.intercept, WRITER.to_dict())
-            digests = {"writer": hashlib.sha256(content).hexdigest()}
-            scorer = {"name": "writer", "kinds": {"writer": "writer"}, "forward_tokens": 0.0, "sha256": digests}
-            changes |= {"scorer": json.dumps(scorer)}
-            (bundle / "parts").mkdir(parents=True)
-            (bundle / "parts" / "writer.onnx").write_bytes(content)
+            kinds = {"writer": "writer"}
+            changes["scorer"] = write_scorer(bundle, "writer", kinds, forward_tokens=0.0, writer=WRITER_ONNX)
         releases = MadeUpReleases()
         releases.promote("v1.0.0", release(bundle, model, settings, **changes))
         follower = VersionFollower(releases, lambda folder: Gate.open(folder, settings))
         service = GateService(follower, log, ServeSettings(timeout_s=60, portkey_timeout_s=60))
         service.refresh()
-        clients.append(TestClient(make_app(service, ApiKeys()), BASE).__enter__())
-        return Doors(bundle, settings, log, clients[-1], monkeypatch, capsys)
+        client = stack.enter_context(GateClient(service))
+        return Doors(bundle, settings, client, monkeypatch, capsys)
 
-    yield opened
-    for client in clients:
-        client.__exit__(None, None, None)
+    with stack:
+        yield opened
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_every_door_gives_the_same_decision(case: Case, open_doors: Callable[[Case], Doors]) -> None:
+def test_doors_give_the_same_decision(case: Case, open_doors: Callable[[Case], Doors]) -> None:
     doors = open_doors(case)
     decisions = {door.__name__: door(doors, case) for door in DOORS}
     assert {(found["decision"], found["show"]) for found in decisions.values()} == {(case.decision, case.is_shown)}
@@ -226,11 +205,9 @@ def test_every_door_gives_the_same_decision(case: Case, open_doors: Callable[[Ca
     assert confidences == pytest.approx([confidences[0]] * len(confidences))
 
 
-def test_what_is_not_finite_is_decided_at_no_door(
+def test_doors_decide_nothing_that_is_not_finite(
     open_doors: Callable[[Case], Doors], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A gateway, which may take an error for a pass, is told that the answer is withheld."""
-
     def overflow(*_: Any) -> Any:
         raise AbstainError(Code.NOT_FINITE, "the states are not finite")
 
@@ -247,7 +224,7 @@ def test_what_is_not_finite_is_decided_at_no_door(
             assert raised.value.code is Code.NOT_FINITE, door
 
 
-def test_the_command_line_shows_undecided_answers_as_told(
+def test_score_and_generate_show_unavailable_where_set(
     open_doors: Callable[[Case], Doors], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     doors = open_doors(CASES["no context"])
@@ -257,26 +234,21 @@ def test_the_command_line_shows_undecided_answers_as_told(
         assert (decision["decision"], decision["show"]) == ("unavailable", True), door
 
 
-def test_a_guarantee_is_the_same_from_threshold_json_to_http_gate(open_doors: Callable[[Case], Doors]) -> None:
+def test_guarantee_is_the_same_at_every_door(open_doors: Callable[[Case], Doors]) -> None:
     in_threshold_json = make_guarantee().model_dump(mode="json")
     case = replace(CASES["shown"], guarantee=json.dumps(in_threshold_json, sort_keys=True))
     doors = open_doors(case)
     guarantee = Gate.open(doors.folder, doors.settings).predictor.guarantee
-    version = doors.client.get("/v1/version").json()
+    version = doors.client.read_version()
     assert version["guarantee"] == in_threshold_json and Guarantee.model_validate(version["guarantee"]) == guarantee
     summary = guarantee.summarize().model_dump()
-    assert (
-        doors.gate(case)["guarantee"]
-        == doors.v1_gate(case)["guarantee"]
-        == doors.http_gate(case)["guarantee"]
-        == summary
-    )
     in_process, over_http = doors.gate(case), doors.http_gate(case)
+    assert in_process["guarantee"] == doors.v1_gate(case)["guarantee"] == over_http["guarantee"] == summary
     differing = {name for name in in_process if in_process[name] != over_http[name]}
     assert differing <= {"interaction_id", "confidence", "probability", "forward_tokens"}  # ids are random
 
 
-def test_no_decision_holds_prose_but_for_its_reason(open_doors: Callable[[Case], Doors]) -> None:
+def test_decision_has_no_prose_but_its_reason(open_doors: Callable[[Case], Doors]) -> None:
     doors = open_doors(CASES["no guarantee"])
     decision = doors.http_gate(CASES["no guarantee"])
     assert set(decision["reason"]) == {"code", "message"} and decision["guarantee"]["status"] == "none"

@@ -9,18 +9,9 @@ import pytest
 
 from abstain.core.errors import AbstainError
 from abstain.serving.request_files import make_interaction_from_texts, read_interactions
+from tests.data.builders import row, thumb
 
-
-def row(key: str = "i-1", **changes: Any) -> dict[str, Any]:
-    own = {
-        "interaction_id": key,
-        "asked_at": "2026-09-01T12:00:00Z",
-        "question": "What is the fee?",
-        "answer": "None.",
-        "contexts": [{"chunk_id": "fees#1", "text": "There is no fee."}],
-        "model": "m@1",
-    }
-    return {name: value for name, value in {**own, **changes}.items() if value is not None}
+CONTEXTS = [{"chunk_id": "fees#1", "text": "There is no fee."}]
 
 
 def write(folder: Path, *lines: dict[str, Any] | str) -> Path:
@@ -30,95 +21,86 @@ def write(folder: Path, *lines: dict[str, Any] | str) -> Path:
     return file
 
 
-def test_rows_are_read_in_order_and_blank_lines_skipped(tmp_path: Path) -> None:
-    file = write(tmp_path, row("b"), "", "   ", row("a", contexts=[]))
-    assert [request.interaction_id for request in read_interactions(file)] == ["b", "a"]
+def read_ids(file: Path) -> list[str]:
+    return [interaction.interaction_id for interaction in read_interactions(file)]
 
 
-def test_feedback_inside_a_row_is_left_out(tmp_path: Path) -> None:
-    thumb = {"thumb": "up", "given_at": "2026-09-02T12:00:00Z"}
-    assert read_interactions(write(tmp_path, row(thumb=thumb))) == read_interactions(write(tmp_path, row()))
+def test_read_interactions_in_order_without_blank_lines(tmp_path: Path) -> None:
+    assert read_ids(write(tmp_path, row("b"), "", "   ", row("a", contexts=[]))) == ["b", "a"]
+
+
+def test_read_interactions_leaves_out_feedback(tmp_path: Path) -> None:
+    assert read_interactions(write(tmp_path, row(thumb=thumb()))) == read_interactions(write(tmp_path, row()))
 
 
 @pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\u000b"])
-def test_a_line_separator_inside_a_text_does_not_end_the_row(tmp_path: Path, separator: str) -> None:
-    answer = f"one{separator}two"
-    line = json.dumps(row(answer=answer), ensure_ascii=separator == "\u000b")
-    assert [request.answer for request in read_interactions(write(tmp_path, line, row("b", answer="x")))] == [
-        answer,
-        "x",
-    ]
+def test_read_interactions_keeps_a_separator_inside_a_text(tmp_path: Path, separator: str) -> None:
+    answers = [f"one{separator}two", "x"]
+    lines = [json.dumps(row(answer=answer), ensure_ascii=separator == "\u000b") for answer in answers]
+    assert [interaction.answer for interaction in read_interactions(write(tmp_path, *lines))] == answers
 
 
-def test_what_a_windows_editor_writes_is_read(tmp_path: Path) -> None:
-    file = tmp_path / "requests.jsonl"
-    file.write_bytes("\r\n".join([json.dumps(row("a")), json.dumps(row("b"))]).encode())
-    assert [request.interaction_id for request in read_interactions(file)] == ["a", "b"]
-
-
-def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(json.dumps(row("piped")).encode() + b"\n")))
-    assert [request.interaction_id for request in read_interactions(Path("-"))] == ["piped"]
+def test_read_interactions_of_windows_and_of_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = "\r\n".join([json.dumps(row("a")), json.dumps(row("b"))]).encode()
+    (tmp_path / "requests.jsonl").write_bytes(content)
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+    assert read_ids(tmp_path / "requests.jsonl") == read_ids(Path("-")) == ["a", "b"]
 
 
 @pytest.mark.parametrize(
-    ("bad", "says"),
+    ("bad", "field"),
     [
-        ('{"interaction_id": "i', "row: Invalid JSON"),
-        ("[1]", "row: "),
-        (row(question=None), "question: Field required"),
-        (row(answer="  "), "answer: String should have at least 1 character"),
-        (row(asked_at="2026-09-01T12:00:00"), "asked_at: Value error, timestamp without a time zone"),
-        (row(contexts=[{"chunk_id": "c"}]), "contexts.0.text: Field required"),
-        (json.dumps(row())[:-1] + ', "answer": "Ten."}', "answer: this key comes twice in one object"),
-        (json.dumps(row()).replace('"text"', '"text": "x", "text"'), "text: this key comes twice in one object"),
-        (row(confidence=0.5), "confidence: Extra inputs are not permitted"),
+        ('{"interaction_id": "i', "row"),
+        ("[1]", "row"),
+        (row(question=None), "question"),
+        (row(answer="  "), "answer"),
+        (row(asked_at="2026-09-01T12:00:00"), "asked_at"),
+        (row(contexts=[{"chunk_id": "c"}]), "contexts.0.text"),
+        (json.dumps(row())[:-1] + ', "answer": "Ten."}', "answer"),
+        (json.dumps(row(contexts=CONTEXTS)).replace('"text"', '"text": "x", "text"'), "text"),
+        (row(confidence=0.5), "confidence"),
     ],
 )
-def test_a_row_that_is_none_names_file_line_and_field(tmp_path: Path, bad: dict[str, Any] | str, says: str) -> None:
+def test_read_interactions_names_line_and_field(tmp_path: Path, bad: dict[str, Any] | str, field: str) -> None:
     file = write(tmp_path, row("a"), "", bad, "not looked at")
-    with pytest.raises(AbstainError) as caught:
+    with pytest.raises(AbstainError) as error:
         read_interactions(file)
-    assert str(caught.value).startswith(f"{file} line 3: {says}")
-    assert "\n" not in str(caught.value)
+    assert str(error.value).startswith(f"{file} line 3: {field}: ")
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "kind"),
     [
-        (json.dumps([row("a"), row("b")]), "is a JSON array and not JSON Lines: write one object a line"),
-        (json.dumps([row("a")], indent=1), "is a JSON array and not JSON Lines: write one object a line"),
-        (json.dumps(row(), indent=1), "holds a JSON object over several lines and is not JSON Lines"),
+        (json.dumps([row("a"), row("b")]), "a JSON array"),
+        (json.dumps([row("a")], indent=1), "a JSON array"),
+        (json.dumps(row(), indent=1), "over several lines"),
+        ("", "no rows"),
     ],
 )
-def test_json_that_is_no_json_lines_is_named(tmp_path: Path, content: str, says: str) -> None:
-    with pytest.raises(AbstainError, match=f"requests.jsonl: {says}"):
+def test_read_interactions_names_another_format(tmp_path: Path, content: str, kind: str) -> None:
+    with pytest.raises(AbstainError, match=f"requests.jsonl.*{kind}"):
         read_interactions(write(tmp_path, content))
 
 
-def test_an_empty_file_says_what_it_should_hold(tmp_path: Path) -> None:
-    with pytest.raises(AbstainError, match=r"requests.jsonl holds no rows: one JSON object a line"):
-        read_interactions(write(tmp_path))
-
-
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(AbstainError, match=r"nowhere.jsonl cannot be read \(.*No such file"):
+def test_read_interactions_names_an_unreadable_file(tmp_path: Path) -> None:
+    with pytest.raises(AbstainError, match="nowhere.jsonl"):
         read_interactions(tmp_path / "nowhere.jsonl")
     (tmp_path / "latin.jsonl").write_bytes('{"question": "Gebühr?"}'.encode("latin-1"))
-    with pytest.raises(AbstainError, match=r"latin.jsonl line 1: not valid UTF-8 \(byte 18\)"):
+    with pytest.raises(AbstainError, match=r"latin.jsonl line 1: .*\(byte 18\)"):
         read_interactions(tmp_path / "latin.jsonl")
 
 
-def test_flags_make_an_interaction() -> None:
-    made = make_interaction_from_texts("Why?", "Because.", ["one", "two"])
-    assert (made.question, made.answer) == ("Why?", "Because.")
-    assert [context.text for context in made.contexts] == ["one", "two"]
-    assert len({context.chunk_id for context in made.contexts}) == 2
+def test_make_interaction_from_texts() -> None:
+    interaction = make_interaction_from_texts("Why?", "Because.", ["one", "two"])
+    assert (interaction.question, interaction.answer) == ("Why?", "Because.")
+    assert [context.text for context in interaction.contexts] == ["one", "two"]
+    assert len({context.chunk_id for context in interaction.contexts}) == 2
 
 
 @pytest.mark.parametrize(
     ("texts", "field"), [(("", "a", []), "question"), (("q", " ", []), "answer"), (("q", "a", ["x", ""]), "text")]
 )
-def test_an_empty_flag_is_named(texts: tuple[str, str, list[str]], field: str) -> None:
-    with pytest.raises(AbstainError, match=f"^{field}: String should have at least 1 character"):
+def test_make_interaction_names_an_empty_text(texts: tuple[str, str, list[str]], field: str) -> None:
+    with pytest.raises(AbstainError, match=f"^{field}: "):
         make_interaction_from_texts(*texts)

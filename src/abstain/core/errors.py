@@ -12,9 +12,13 @@ Subclasses of `AbstainError`:
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 from abstain.core.codes import Code
 from abstain.core.text import replace_control_characters
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 ERROR_LINE = re.compile(r"\b(?P<code>A[1-6]\d\d): (?P<message>.*)")
 """A message with its code in front, as `AbstainError.message_with_code` writes it; A7 are alarms, never raised."""
@@ -42,6 +46,12 @@ class AbstainError(Exception):
     def message_with_code(self) -> str:
         """The message with its code in front: one line that a terminal may show and that `parse_error_line` reads."""
         return f"{self.code}: {replace_control_characters(self.message)}"
+
+
+def describe_first_problem(error: ValidationError) -> str:
+    """Return the field and the message of the first problem that a validation found."""
+    problem = error.errors(include_input=False)[0]
+    return f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
 
 
 def parse_error_line(text: str) -> AbstainError | None:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from abstain.config.params import PromotionParams, ShadowParams
 from abstain.core.codes import Code
-from abstain.core.errors import AbstainError
+from abstain.core.errors import AbstainError, describe_first_problem
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import Statistic
 from abstain.release.champion_comparison import ComparisonBudget, check_better, have_same_confidences
@@ -89,12 +89,8 @@ def parse_shadow(text: str) -> Shadow:
     try:
         return Shadow.model_validate_json(text)
     except ValidationError as error:
-        first_error = error.errors()[0]
-        location = ".".join(map(str, first_error["loc"]))
-        raise AbstainError(
-            Code.DAMAGED_DATA,
-            f"shadow.json is damaged ({location}: {first_error['msg']}): set it again, `abstain shadow set`",
-        ) from None
+        message = f"shadow.json is damaged ({describe_first_problem(error)}): set it again, `abstain shadow set`"
+        raise AbstainError(Code.DAMAGED_DATA, message) from None
 
 
 def should_shadow_rejected(params: ShadowParams, shadow: Shadow | None, production_version: str) -> bool:

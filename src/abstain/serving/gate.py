@@ -267,7 +267,7 @@ class Gate:
         """
         interaction_id, interaction = decision_input.interaction_id, decision_input.interaction
         if interaction is not None and self.is_context_missing(interaction, decision_input.allow_no_context):
-            return ScoredAnswer(self.make_no_context_decision(interaction_id))
+            return ScoredAnswer(self.make_unavailable_decision(interaction_id, NO_CONTEXT_REASON))
         features = build_provided_features(
             self.predictor.scorer, interaction, decision_input.states, decision_input.log_probs
         )
@@ -327,10 +327,6 @@ class Gate:
         if allow_no_context or question.contexts or not self.predictor.scorer.requires:
             return False
         return load_layout(self.predictor.source.params.layout).takes_contexts
-
-    def make_no_context_decision(self, interaction_id: str) -> Decision:
-        """Return the decision about an answer that lacks its context."""
-        return self.make_unavailable_decision(interaction_id, NO_CONTEXT_REASON)
 
     def make_unavailable_decision(self, interaction_id: str, reason: DecisionReason) -> Decision:
         """Return an "unavailable" decision.

@@ -24,7 +24,7 @@ from abstain.llm.engine.requests import Generate, HiddenStates, Request
 from abstain.llm.engine.tokenization import encode_prompt
 from abstain.llm.features.extraction import UnreadableInteraction
 from abstain.serving.decision import Decision, DecisionReason
-from abstain.serving.gate import DecisionInput, Gate, ScoredAnswer
+from abstain.serving.gate import NO_CONTEXT_REASON, DecisionInput, Gate, ScoredAnswer
 from abstain.serving.predictor import Predictor
 
 EMPTY_ANSWER_REASON = DecisionReason(Code.NOTHING_TO_SCORE, "the base model gave no answer")
@@ -103,7 +103,7 @@ def generate_answers(
     for index, question in enumerate(questions):
         prepared = source.prepare_question(question, operation)
         if gate.is_context_missing(question, allow_no_context):
-            unanswered[index] = gate.make_no_context_decision(question.interaction_id)
+            unanswered[index] = gate.make_unavailable_decision(question.interaction_id, NO_CONTEXT_REASON)
         elif isinstance(prepared, UnreadableInteraction):
             unanswered[index] = _make_abstain_decision(gate, question, DecisionReason(Code.TOO_LONG, prepared.reason))
         else:

@@ -162,24 +162,20 @@ class LiveScorer:
         return cls(probe, metadata, llm, name, kind, tokens, scorer)
 
     @property
-    def components(self) -> tuple[ScorerComponent, ...]:
-        """The components of a fusion; any other scorer is its only component."""
-        return tuple(self.scorer.components.values()) if isinstance(self.scorer, FusedScorer) else (self.scorer,)
+    def components(self) -> Mapping[str, ScorerComponent]:
+        """The components of a fusion by name; any other scorer is its only component."""
+        return self.scorer.components if isinstance(self.scorer, FusedScorer) else {self.name: self.scorer}
 
     @property
     def writer(self) -> WriterScores | None:
         """The ranks of the writer's scores; None if the scorer does not use them."""
-        return next((component.writer for component in self.components if isinstance(component, WriterScorer)), None)
+        components = self.components.values()
+        return next((component.writer for component in components if isinstance(component, WriterScorer)), None)
 
     @property
     def requires(self) -> tuple[FeatureRequest, ...]:
         """Features that the base model computes for an answer; none for the writer's scores."""
         return self.scorer.requires
-
-    @property
-    def component_names(self) -> tuple[str, ...]:
-        """The names of the components."""
-        return tuple(self.scorer.components) if isinstance(self.scorer, FusedScorer) else (self.name,)
 
     def score(self, answers: FeatureBatch) -> np.ndarray:
         """Return confidences, float64 (rows,); nan if there is none."""
@@ -194,8 +190,7 @@ class LiveScorer:
         Returns:
             Scores, float64 (rows,), by component name; nan if a component has none.
         """
-        components = zip(self.component_names, self.components, strict=True)
-        return {name: np.asarray(component.score(answers), float) for name, component in components}
+        return {name: np.asarray(component.score(answers), float) for name, component in self.components.items()}
 
 
 @dataclass(frozen=True)

@@ -170,7 +170,7 @@ class Predictor:
             self.scorer.metadata["version"],
             self.guarantee.summarize(),
             probability=float(self.calibrator.apply(np.array([confidence]))[0]),
-            components=self.scorer.component_names,
+            components=tuple(self.scorer.components),
             show=show,
         )
         if (bounds := self.calibrator.compute_interval(np.array([confidence]))) is None:

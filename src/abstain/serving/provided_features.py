@@ -55,16 +55,15 @@ def build_provided_features(
         AbstainError: States and log-probabilities have different numbers of tokens.
     """
     _require_equal_lengths(scorer, states, log_probs)
-    features: dict[FeatureRequest, Tensor] = {}
+    components, features = scorer.components.values(), dict[FeatureRequest, Tensor]()
     if log_probs is not None:
         features[NLL_WITH_CONTEXT] = log_probs.to_nll_and_entropy()
     if states is not None:
-        features |= {
-            component.states_request: states for component in scorer.components if isinstance(component, ExportedProbe)
-        }
+        probes = [component for component in components if isinstance(component, ExportedProbe)]
+        features |= {probe.states_request: states for probe in probes}
     row = interaction or PLACEHOLDER_INTERACTION
     missing: dict[str, FeatureRequest | None] = {}
-    for component in scorer.components:
+    for component in components:
         if not isinstance(component, WriterScorer):
             missing |= _find_missing(component, row, features)
         elif interaction is None:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from abstain.core.codes import Code
 from abstain.core.contracts import Context, ImportedInteraction, Interaction, Question, make_unnamed_context
-from abstain.core.errors import AbstainError
+from abstain.core.errors import AbstainError, describe_first_problem
 from abstain.core.json_lines import parse_lines
 
 RequestRow = TypeVar("RequestRow", Question, ImportedInteraction)
@@ -115,5 +115,4 @@ def _report_invalid_field() -> Iterator[None]:
     try:
         yield
     except ValidationError as error:
-        problem = error.errors()[0]
-        raise AbstainError(Code.USAGE, f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}") from None
+        raise AbstainError(Code.USAGE, describe_first_problem(error)) from None

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from fastapi.testclient import TestClient
 
 from abstain.config.serve_settings import ServeSettings
 from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log.log import DecisionLog
-from abstain.serving.api.app import make_app
 from abstain.serving.gate import Gate
 from abstain.serving.service.gate_service import GateService
 from abstain.serving.service.keys import ApiKeys
 from abstain.serving.service.version_follower import VersionFollower, VersionInfo
+from tests.data.decision_log.builders import open_log
 from tests.serving.builders import GUARANTEE, release
+from tests.serving.clients import BASE, GateClient
 
-BASE = "http://127.0.0.1"
+__all__ = ["BASE"]
+Connect = Callable[..., GateClient]
+MakeRelease = Callable[..., Path]
+MakeService = Callable[..., GateService]
 
 
 class MadeUpReleases:
@@ -29,14 +33,11 @@ class MadeUpReleases:
 
     def __init__(self) -> None:
         self.now: VersionInfo | None = None
-        self.away = False
 
     def promote(self, version: str, file: Path) -> None:
         self.now = VersionInfo(version, str(file), datetime(2026, 11, 1, tzinfo=UTC))
 
     def get_production(self) -> VersionInfo:
-        if self.away:
-            raise AbstainError(Code.NOT_READABLE, "the origin cannot be reached")
         if self.now is None:
             raise AbstainError(Code.NO_VERSION, "nothing is in production yet")
         return self.now
@@ -49,12 +50,11 @@ class MadeUpReleases:
 
 
 @pytest.fixture
-def make_release(tmp_path: Path, model: Path, settings: Settings) -> Callable[..., Path]:
+def make_release(tmp_path: Path, model: Path, settings: Settings) -> MakeRelease:
     """A release in a folder of its own, with a guarantee, unless changed."""
 
     def make(version: str = "v1.0.0", **changes: str | None) -> Path:
         folder = tmp_path / "releases" / version
-        folder.mkdir(parents=True)
         return release(folder, model, settings, **{"version": version, "guarantee": GUARANTEE, **changes})
 
     return make
@@ -67,18 +67,13 @@ def releases() -> MadeUpReleases:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[DecisionLog]:
-    opened = DecisionLog.open(
-        f"sqlite:///{tmp_path / 'log.sqlite'}",
-        redact=lambda row: row,
-        pseudonym=lambda name: f"u-{name}",
-        key=b"digests",
-    )
+    opened = open_log(f"sqlite:///{tmp_path / 'log.sqlite'}")
     yield opened
     opened.close()
 
 
 @pytest.fixture
-def make_service(releases: MadeUpReleases, settings: Settings, log: DecisionLog) -> Callable[..., GateService]:
+def make_service(releases: MadeUpReleases, settings: Settings, log: DecisionLog) -> MakeService:
     """A service over `releases`, with these serve settings."""
 
     def make(**changes: object) -> GateService:
@@ -92,14 +87,26 @@ def make_service(releases: MadeUpReleases, settings: Settings, log: DecisionLog)
 
 
 @pytest.fixture
-def service(
-    make_service: Callable[..., GateService], releases: MadeUpReleases, make_release: Callable[..., Path]
-) -> GateService:
+def service(make_service: MakeService, releases: MadeUpReleases, make_release: MakeRelease) -> GateService:
     releases.promote("v1.0.0", make_release())
     return make_service()
 
 
 @pytest.fixture
-def client(service: GateService) -> Iterator[TestClient]:
-    with TestClient(make_app(service, ApiKeys()), BASE) as opened:
+def connect(make_service: MakeService, releases: MadeUpReleases, make_release: MakeRelease) -> Iterator[Connect]:
+    """Open a client of a server with these keys and serve settings, where v1.0.0 is live, with `metadata`."""
+    with ExitStack() as stack:
+
+        def open_client(
+            keys: ApiKeys | None = None, metadata: Mapping[str, str] | None = None, **settings: object
+        ) -> GateClient:
+            releases.promote("v1.0.0", make_release(**(metadata or {})))
+            return stack.enter_context(GateClient(make_service(**settings), keys))
+
+        yield open_client
+
+
+@pytest.fixture
+def client(service: GateService) -> Iterator[GateClient]:
+    with GateClient(service) as opened:
         yield opened

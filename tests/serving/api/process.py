@@ -1,53 +1,30 @@
 """A gate server as a process of its own: `python -m tests.serving.api.process FOLDER` prints its address.
 
-FOLDER holds a release a version and the file `live`, with the version in production; its log is `log.sqlite` there.
+FOLDER holds the release in production, `v1.0.0`; its log is `log.sqlite` there.
 """
 
 from __future__ import annotations
 
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 
 from abstain.config.serve_settings import load_serve_settings
 from abstain.config.settings import load_settings
-from abstain.data.decision_log.log import DecisionLog
-from abstain.serving.api import app
+from abstain.serving.api.app import make_app
 from abstain.serving.api.server import LOOPBACK_NAMES, listen, serve_app
 from abstain.serving.gate import Gate
 from abstain.serving.service.gate_service import GateService
 from abstain.serving.service.keys import ApiKeys
-from abstain.serving.service.version_follower import VersionFollower, VersionInfo
-
-
-class FolderReleases:
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def get_production(self) -> VersionInfo | None:
-        version = (self.root / "live").read_text().strip()
-        return VersionInfo(version, version, datetime(2026, 11, 1, tzinfo=UTC))
-
-    def get_folder(self, version_info: VersionInfo) -> Path:
-        return self.root / version_info.version
-
-    def fetch_bundle(self, version_info: VersionInfo) -> Path:
-        return self.get_folder(version_info)
-
-
-def main(folder: Path) -> None:
-    settings, serving = load_settings(), load_serve_settings()
-    follower = VersionFollower(FolderReleases(folder), lambda bundle: Gate.open(bundle, settings))
-    log = DecisionLog.open(
-        f"sqlite:///{folder / 'log.sqlite'}", redact=lambda row: row, pseudonym=lambda name: f"u-{name}", key=b"digests"
-    )
-    with listen("127.0.0.1", 0) as listening:
-        service = GateService(follower, log, serving)
-        follower.refresh()
-        print(f"http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
-        app.REFRESH_INTERVAL_S = 0.2
-        serve_app(app.make_app(service, ApiKeys(), LOOPBACK_NAMES), listening)
-
+from abstain.serving.service.version_follower import VersionFollower
+from tests.data.decision_log.builders import open_log
+from tests.serving.api.conftest import MadeUpReleases
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    folder, settings, releases = Path(sys.argv[1]), load_settings(), MadeUpReleases()
+    releases.promote("v1.0.0", folder / "v1.0.0" / "probe.onnx")
+    follower = VersionFollower(releases, lambda bundle: Gate.open(bundle, settings))
+    service = GateService(follower, open_log(f"sqlite:///{folder / 'log.sqlite'}"), load_serve_settings())
+    with listen("127.0.0.1", 0) as listening:
+        follower.refresh()
+        print(f"http://127.0.0.1:{listening.getsockname()[1]}", flush=True)
+        serve_app(make_app(service, ApiKeys(), LOOPBACK_NAMES), listening)

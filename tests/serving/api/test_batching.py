@@ -3,7 +3,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Any
 
 import pytest
 
@@ -29,62 +30,48 @@ class Model:
         return [2 * item for item in items]
 
 
-def test_what_waits_while_the_model_is_busy_is_read_together() -> None:
-    model = Model()
+def run_all(model: Model, batcher: Batcher, jobs: Iterable[tuple[Hashable, int, str]]) -> list[Any]:
+    """The results of (kind, number, caller), or their errors."""
 
-    async def ask() -> list[int]:
-        batcher = Batcher(4, 100, 100)
-        found = await asyncio.gather(*(batcher.run("a", model.run, number, caller="ann") for number in range(9)))
+    async def run() -> list[Any]:
+        tasks = (batcher.run(kind, model.run, number, caller=caller) for kind, number, caller in jobs)
+        results = await asyncio.gather(*tasks, return_exceptions=True)
         await batcher.close()
-        return list(found)
+        return results
 
-    assert asyncio.run(ask()) == [2 * number for number in range(9)]
-    assert [len(of) for of in model.batches] == [4, 4, 1] and len(model.threads) == 1
+    return asyncio.run(run())
 
 
-def test_a_lone_request_waits_for_no_company() -> None:
+def test_batcher_reads_waiting_items_together() -> None:
     model = Model()
-
-    async def ask() -> float:
-        batcher = Batcher(32, 100, 100)
-        began = time.monotonic()
-        await batcher.run("a", model.run, 1, caller="ann")
-        return time.monotonic() - began
-
-    assert asyncio.run(ask()) < 1 and model.batches == [[1]]
+    results = run_all(model, Batcher(4, 100, 100), (("a", number, "ann") for number in range(9)))
+    assert results == [2 * number for number in range(9)]
+    assert [len(batch) for batch in model.batches] == [4, 4, 1] and len(model.threads) == 1
 
 
-def test_kinds_are_not_mixed() -> None:
+def test_batcher_lets_a_lone_request_wait_for_no_other() -> None:
     model = Model()
-
-    async def ask() -> None:
-        batcher = Batcher(10, 100, 100)
-        await asyncio.gather(
-            *(batcher.run("odd" if number % 2 else "even", model.run, number, caller="ann") for number in range(6))
-        )
-
-    asyncio.run(ask())
-    assert all(len({number % 2 for number in of}) == 1 for of in model.batches)
-    assert sorted(number for of in model.batches for number in of) == list(range(6))
+    began = time.monotonic()
+    run_all(model, Batcher(32, 100, 100), [("a", 1, "ann")])
+    assert time.monotonic() - began < 1 and model.batches == [[1]]
 
 
-def test_one_bad_item_is_no_error_of_the_others() -> None:
+def test_batcher_does_not_mix_kinds() -> None:
     model = Model()
+    run_all(model, Batcher(10, 100, 100), ((number % 2, number, "ann") for number in range(6)))
+    assert all(len({number % 2 for number in batch}) == 1 for batch in model.batches)
+    assert sorted(number for batch in model.batches for number in batch) == list(range(6))
 
-    async def ask() -> list[object]:
-        batcher = Batcher(10, 100, 100)
-        return await asyncio.gather(
-            *(batcher.run("a", model.run, number, caller="ann") for number in (0, 1, -1, 2)), return_exceptions=True
-        )
 
-    zero, two, bad, four = asyncio.run(ask())
+def test_batcher_bad_item_is_no_error_of_the_others() -> None:
+    zero, two, bad, four = run_all(Model(), Batcher(10, 100, 100), (("a", number, "ann") for number in (0, 1, -1, 2)))
     assert (zero, two, four) == (0, 2, 4) and isinstance(bad, AbstainError)
 
 
-def test_one_more_than_may_wait_is_refused_and_who_gives_up_makes_room() -> None:
+def test_batcher_full_queue_has_room_after_a_cancellation() -> None:
     model = Model()
 
-    async def ask() -> None:
+    async def run() -> None:
         batcher = Batcher(1, 3, 3)
         tasks = [asyncio.create_task(batcher.run("a", model.run, number, caller="ann")) for number in range(3)]
         await asyncio.sleep(0)
@@ -95,8 +82,49 @@ def test_one_more_than_may_wait_is_refused_and_who_gives_up_makes_room() -> None
         assert await batcher.run("a", model.run, 4, caller="ann") == 8
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    asyncio.run(ask())
+    asyncio.run(run())
     assert [2] not in model.batches
+
+
+def test_batcher_caller_cannot_take_the_place_of_others() -> None:
+    async def run() -> None:
+        batcher, model = Batcher(1, 4, 2), Model()
+        tasks = [asyncio.create_task(batcher.run("a", model.run, number, caller="ann")) for number in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(AbstainError, match="2 requests of ann wait"):
+            await batcher.run("a", model.run, 3, caller="ann")
+        assert await batcher.run("a", model.run, 4, caller="bob") == 8
+        await asyncio.gather(*tasks)
+
+    asyncio.run(run())
+
+
+def test_batcher_callers_take_turns() -> None:
+    model = Model()
+    jobs = [*(("a", number, "ann") for number in range(9)), ("a", 20, "bob"), ("a", 21, "bob"), ("a", 30, "eve")]
+    run_all(model, Batcher(4, 100, 100), jobs)
+    assert model.batches == [[0, 20, 30, 1], [21, 2, 3, 4], [5, 6, 7, 8]]
+
+
+def test_batcher_callers_of_many_kinds_take_turns() -> None:
+    model = Model()
+    asked = [*((number, "eve") for number in range(9)), (20, "ann"), (21, "ann"), (30, "bob")]
+    run_all(model, Batcher(4, 100, 100), ((number, number, caller) for number, caller in asked))
+    assert [number for (number,) in model.batches[:6]] == [0, 20, 30, 1, 21, 2]
+
+
+def test_batcher_decisions_cost_no_turn_of_answers() -> None:
+    model = Model()
+
+    async def run() -> None:
+        batcher = Batcher(1, 100, 100)
+        eve = [asyncio.create_task(batcher.run(number, model.run, number, caller="eve")) for number in range(4)]
+        await batcher.run("gate", model.run, 10, caller="ann", is_decision=True)
+        await asyncio.gather(batcher.run("a", model.run, 20, caller="ann"), *eve)
+        await batcher.close()
+
+    asyncio.run(run())
+    assert model.batches.index([20]) <= 2
 
 
 class Pausing:
@@ -114,10 +142,10 @@ class Pausing:
 
 
 @pytest.mark.heavy
-def test_decisions_go_first_and_into_the_pauses() -> None:
+def test_batcher_decisions_run_first_and_in_pauses() -> None:
     answers, decisions = Pausing(), Model()
 
-    async def ask() -> None:
+    async def run() -> None:
         batcher = Batcher(10, 100, 100)
         tasks = [asyncio.create_task(batcher.run(text, answers.run, text, caller="ann")) for text in ("a", "b")]
         await asyncio.sleep(0.05)
@@ -126,14 +154,14 @@ def test_decisions_go_first_and_into_the_pauses() -> None:
         assert await asyncio.gather(*tasks) == ["a", "b"]
         await batcher.close()
 
-    asyncio.run(ask())
+    asyncio.run(run())
     assert answers.read == ["a"] * 50 + ["b"] * 50 and len(decisions.threads) == 1
 
 
-def test_a_bad_decision_in_a_pause_is_no_error_of_the_answer() -> None:
+def test_batcher_bad_decision_in_a_pause_fails_alone() -> None:
     answers, decisions = Pausing(), Model()
 
-    async def ask() -> None:
+    async def run() -> None:
         batcher = Batcher(10, 100, 100)
         answer = asyncio.create_task(batcher.run("a", answers.run, "a", caller="ann"))
         await asyncio.sleep(0.05)
@@ -141,13 +169,13 @@ def test_a_bad_decision_in_a_pause_is_no_error_of_the_answer() -> None:
             await batcher.run("gate", decisions.run, -1, caller="bob", is_decision=True)
         assert await answer == "a"
 
-    asyncio.run(ask())
+    asyncio.run(run())
 
 
-def test_what_nobody_waits_for_any_more_ends_in_its_pause() -> None:
+def test_batcher_cancelled_batch_ends_in_its_pause() -> None:
     answers = Pausing()
 
-    async def ask() -> None:
+    async def run() -> None:
         batcher = Batcher(10, 100, 100)
         tasks = [asyncio.create_task(batcher.run("a", answers.run, text, caller="ann")) for text in ("x", "y", "z")]
         await asyncio.sleep(0.05)
@@ -158,58 +186,5 @@ def test_what_nobody_waits_for_any_more_ends_in_its_pause() -> None:
         alone.cancel()
         await batcher.close()
 
-    asyncio.run(ask())
+    asyncio.run(run())
     assert answers.read.count("x,y,z") == 50 and 0 < answers.read.count("alone") < 20
-
-
-def test_one_caller_cannot_take_the_place_of_others() -> None:
-    async def ask() -> None:
-        batcher, model = Batcher(1, 4, 2), Model()
-        tasks = [asyncio.create_task(batcher.run("a", model.run, number, caller="ann")) for number in range(2)]
-        await asyncio.sleep(0)
-        with pytest.raises(AbstainError, match="2 requests of ann wait"):
-            await batcher.run("a", model.run, 3, caller="ann")
-        assert await batcher.run("a", model.run, 4, caller="bob") == 8
-        await asyncio.gather(*tasks)
-
-    asyncio.run(ask())
-
-
-def test_callers_take_turns() -> None:
-    model = Model()
-
-    async def ask() -> None:
-        batcher = Batcher(4, 100, 100)
-        asked = [*((number, "ann") for number in range(9)), (20, "bob"), (21, "bob"), (30, "eve")]
-        await asyncio.gather(*(batcher.run("a", model.run, number, caller=caller) for number, caller in asked))
-        await batcher.close()
-
-    asyncio.run(ask())
-    assert model.batches == [[0, 20, 30, 1], [21, 2, 3, 4], [5, 6, 7, 8]]
-
-
-def test_callers_take_turns_with_answers_of_many_kinds() -> None:
-    model = Model()
-
-    async def ask() -> None:
-        batcher = Batcher(4, 100, 100)
-        asked = [*((number, "eve") for number in range(9)), (20, "ann"), (21, "ann"), (30, "bob")]
-        await asyncio.gather(*(batcher.run(number, model.run, number, caller=caller) for number, caller in asked))
-        await batcher.close()
-
-    asyncio.run(ask())
-    assert [number for (number,) in model.batches[:6]] == [0, 20, 30, 1, 21, 2]
-
-
-def test_who_asks_for_many_decisions_waits_no_longer_for_answers() -> None:
-    model = Model()
-
-    async def ask() -> None:
-        batcher = Batcher(1, 100, 100)
-        eve = [asyncio.create_task(batcher.run(number, model.run, number, caller="eve")) for number in range(4)]
-        await batcher.run("gate", model.run, 10, caller="ann", is_decision=True)
-        await asyncio.gather(batcher.run("a", model.run, 20, caller="ann"), *eve)
-        await batcher.close()
-
-    asyncio.run(ask())
-    assert model.batches.index([20]) <= 2

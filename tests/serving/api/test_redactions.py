@@ -8,21 +8,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
 
-from abstain.data.decision_log import queries
 from abstain.data.decision_log.log import DecisionLog
-from abstain.serving.api.app import make_app
 from abstain.serving.service.callers import Quota, set_caller
-from abstain.serving.service.gate_service import GateService
-from abstain.serving.service.keys import ApiKey, ApiKeys
+from abstain.serving.service.keys import ApiKey
 from abstain.serving.service.redactions import CHARACTERS_PER_ROW, Redactions
-from tests.serving.api.conftest import BASE, MadeUpReleases
+from tests.data.decision_log.builders import open_log
+from tests.serving.api.conftest import Connect
+from tests.serving.clients import GateClient
 
 pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
 
@@ -55,85 +52,65 @@ class Stuck:
 
 @pytest.fixture
 def stuck() -> Iterator[Stuck]:
-    made = Stuck()
-    yield made
-    made.go.set()
+    redact = Stuck()
+    yield redact
+    redact.go.set()
 
 
 @pytest.fixture
 def log(tmp_path: Path, stuck: Stuck) -> Iterator[DecisionLog]:
-    opened = DecisionLog.open(f"sqlite:///{tmp_path / 'log.sqlite'}", redact=stuck, pseudonym=str, key=b"digests")
+    opened = open_log(f"sqlite:///{tmp_path / 'log.sqlite'}", redact=stuck)
     yield opened
     opened.close()
 
 
 @pytest.fixture
-def connect(
-    make_service: Callable[..., GateService], releases: MadeUpReleases, make_release: Callable[..., Path]
-) -> Iterator[Callable[..., TestClient]]:
-    """A client of a server with these settings."""
-    releases.promote("v1.0.0", make_release(threshold="0.0"))
-    with ExitStack() as stack:
-        yield lambda **settings: stack.enter_context(TestClient(make_app(make_service(**settings), ApiKeys()), BASE))
+def client(connect: Connect) -> GateClient:
+    return connect(metadata={"threshold": "0.0"}, timeout_s=0.5, on_unavailable="show")
 
 
-@pytest.fixture
-def client(connect: Callable[..., TestClient]) -> TestClient:
-    return connect(timeout_s=0.5, on_unavailable="show")
+def thumb(comment: str, key: str = "f") -> dict[str, str]:
+    return {"feedback_id": key, "interaction_id": "i", "thumb": "up", "comment": comment}
 
 
-def asked(question: str, **more: Any) -> dict[str, Any]:
-    return {"question": question, "contexts": ["The fee is 5."], "answer": "5", **more}
-
-
-def test_what_is_not_redacted_in_time_is_withheld_or_refused(
-    client: TestClient, log: DecisionLog, stuck: Stuck
-) -> None:
-    decided = client.post("/v1/gate", json=asked(SLOW, interaction_id="i")).json()
+def test_row_not_redacted_in_time_is_withheld(client: GateClient, stuck: Stuck) -> None:
+    decided = client.decide(question=SLOW, interaction_id="i")
     assert (decided["decision"], decided["show"]) == ("unavailable", False), "whatever on_unavailable says"
     assert decided["reason"]["code"] == "A509"
-    thumb = {"feedback_id": "f", "interaction_id": "i", "thumb": "up", "comment": SLOW}
-    for path, body in (("/v1/feedback", thumb), ("/v1/contexts", {"call_id": "c", "contexts": [SLOW]})):
-        refused = client.post(path, json=body)
-        assert refused.status_code == 503 and "not redacted within 0.5 s" in refused.json()["detail"]
-    found = queries.get_decision(log.database, "i")
-    assert found and (found.text_state, found.decision.shown, found.feedback) == ("none", False, ())
+    for path, body in (("/v1/feedback", thumb(SLOW)), ("/v1/contexts", {"call_id": "c", "contexts": [SLOW]})):
+        rejected = client.post(path, json=body)
+        assert rejected.status_code == 503 and "0.5 s" in rejected.json()["detail"]
+    details = client.read_decision("i")
+    assert (details.text_state, details.decision.shown, details.feedback) == ("none", False, ())
     stuck.go.set()
-    again = client.post("/v1/gate", json=asked(SLOW, interaction_id="i")).json()
-    assert again["show"] is True, "an answer of which nothing is known is decided on anew"
-    assert client.post("/v1/feedback", json=thumb).json()["outcome"] == "recorded", "what was refused was not recorded"
+    assert client.decide(question=SLOW, interaction_id="i")["show"] is True, "it is decided on again"
+    assert client.post("/v1/feedback", json=thumb(SLOW)).json()["outcome"] == "recorded"
 
 
-def test_slow_rows_keep_the_threads_of_no_shorter_one(connect: Callable[..., TestClient], stuck: Stuck) -> None:
-    """Long rows of one caller are redacted one by one, and meanwhile a decision is made."""
-    client = connect(timeout_s=15)
-    thumbs = [
-        {"feedback_id": f"f-{at}", "interaction_id": "i", "thumb": "up", "comment": SLOW + "." * 1000}
-        for at in range(6)
-    ]
-    waiting = [threading.Thread(target=lambda body=body: client.post("/v1/feedback", json=body)) for body in thumbs]
-    for one in waiting:
-        one.start()
-    decided = client.post("/v1/gate", json=asked("What is the fee?")).json()
-    assert decided["decision"] == "show" and all(one.is_alive() for one in waiting)
+def test_slow_rows_of_a_caller_take_one_thread(connect: Connect, stuck: Stuck) -> None:
+    client = connect(metadata={"threshold": "0.0"}, timeout_s=15)
+    bodies = [thumb(SLOW + "." * 1000, f"f-{number}") for number in range(6)]
+    threads = [threading.Thread(target=lambda body=body: client.post("/v1/feedback", json=body)) for body in bodies]
+    for thread in threads:
+        thread.start()
+    assert client.decide()["decision"] == "show" and all(thread.is_alive() for thread in threads)
     stuck.go.set()
-    for one in waiting:
-        one.join()
+    for thread in threads:
+        thread.join()
     assert stuck.most == 1
 
 
-def test_a_row_that_was_just_redacted_in_time_is_answered(client: TestClient, stuck: Stuck) -> None:
+def test_row_redacted_just_in_time_is_decided(client: GateClient, stuck: Stuck) -> None:
     threading.Timer(0.2, stuck.go.set).start()
     began = time.monotonic()
-    assert client.post("/v1/gate", json=asked(SLOW)).json()["show"] is True
+    assert client.decide(question=SLOW)["show"] is True
     assert time.monotonic() - began >= 0.15
 
 
-def test_a_long_row_counts_as_several(connect: Callable[..., TestClient]) -> None:
+def test_long_row_counts_as_several(connect: Connect) -> None:
     client = connect(caller={"rows_per_minute": 5})
-    thumb = {"feedback_id": "f", "interaction_id": "i", "thumb": "up", "comment": "." * (4 * CHARACTERS_PER_ROW)}
-    assert client.post("/v1/feedback", json=thumb).status_code == 200
-    assert client.post("/v1/feedback", json=thumb | {"comment": None}).status_code == 429
+    assert client.post("/v1/feedback", json=thumb("." * (4 * CHARACTERS_PER_ROW))).status_code == 200
+    assert client.post("/v1/feedback", json=thumb("") | {"comment": None}).status_code == 429
 
 
 class Rows:
@@ -172,7 +149,7 @@ def compute() -> None:
 
 
 @pytest.mark.parametrize("characters", [10, LONG])
-def test_a_row_waits_for_few_rows_of_another_caller(characters: int) -> None:
+def test_redactions_row_waits_for_few_of_another_caller(characters: int) -> None:
     async def bring() -> None:
         rows = Rows()
         many = [rows.bring("eve", "long", compute) for _ in range(60)]
@@ -182,23 +159,23 @@ def test_a_row_waits_for_few_rows_of_another_caller(characters: int) -> None:
         before = len(rows.done)
         await rows.bring("ann", "row", compute, characters)
         assert len(rows.done) - before < 30, "of 120"
-        for one in many:
-            one.cancel()
+        for row in many:
+            row.cancel()
         await asyncio.gather(*many, return_exceptions=True)
 
     asyncio.run(bring())
 
 
-def test_what_waits_of_a_caller_goes_shortest_first() -> None:
+def test_redactions_take_the_shortest_row_first() -> None:
     async def bring() -> None:
         rows, go = Rows(), threading.Event()
         first = rows.bring("eve", "first", lambda: go.wait(20), seconds=0.05)
         await asyncio.sleep(0)
         others = {kilo: rows.bring("eve", str(kilo), int, 1000 * kilo) for kilo in (30, 10, 50, 20, 40)}
         late = rows.bring("eve", "late", int, 9000, seconds=0.05)
-        for one in (first, late):
+        for row in (first, late):
             with pytest.raises(TimeoutError):
-                await one
+                await row
         others.pop(20).cancel()
         await asyncio.sleep(0.05)
         assert rows.done == [], "a row whose caller has given up has its thread as long as it is redacted"
@@ -210,7 +187,7 @@ def test_what_waits_of_a_caller_goes_shortest_first() -> None:
     asyncio.run(bring())
 
 
-def test_what_waits_for_a_thread_in_vain_is_not_begun() -> None:
+def test_redactions_begin_no_row_after_its_time() -> None:
     async def bring() -> None:
         rows, go = Rows(), threading.Event()
         held = [rows.bring(name, name, lambda: go.wait(20)) for name in ("ann", "bob")]
@@ -225,7 +202,7 @@ def test_what_waits_for_a_thread_in_vain_is_not_begun() -> None:
     asyncio.run(bring())
 
 
-def test_a_turn_that_comes_as_its_row_is_left_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_redactions_pass_on_the_turn_of_a_left_row(monkeypatch: pytest.MonkeyPatch) -> None:
     async def bring() -> None:
         rows, go = Rows(), threading.Event()
         first = rows.bring("eve", "first", lambda: go.wait(20))
@@ -247,17 +224,15 @@ def test_a_turn_that_comes_as_its_row_is_left_goes_on(monkeypatch: pytest.Monkey
     asyncio.run(bring())
 
 
-def test_every_turn_is_given_on() -> None:
-    """Whenever who waits gives up."""
-
+def test_redactions_lose_no_turn() -> None:
     async def bring() -> None:
-        rows, drawn = Rows(), random.Random(7)
+        rows, rng = Rows(), random.Random(7)
         many = [
-            rows.bring("eve", "row", lambda: time.sleep(0.001), drawn.randrange(9000, 20_000), drawn.random() / 2)
+            rows.bring("eve", "row", lambda: time.sleep(0.001), rng.randrange(9000, 20_000), rng.random() / 2)
             for _ in range(400)
         ]
-        for one in many[::3]:
-            asyncio.get_running_loop().call_later(drawn.random() / 2, one.cancel)
+        for row in many[::3]:
+            asyncio.get_running_loop().call_later(rng.random() / 2, row.cancel)
         await asyncio.gather(*many, return_exceptions=True)
         assert await rows.bring("eve", "last", int, seconds=20) == "recorded"
 

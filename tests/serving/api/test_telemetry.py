@@ -10,29 +10,28 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from fastapi.testclient import TestClient
 from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
 from pytest import MonkeyPatch
 
 from abstain.serving.service import telemetry
-from tests.serving.api.test_gate_route import ask
+from tests.serving.clients import ASKED, GateClient
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 
 
-def test_a_decision_is_an_event_of_its_trace(client: TestClient, monkeypatch: MonkeyPatch) -> None:
+def test_decision_event_is_in_the_trace_of_its_request(client: GateClient, monkeypatch: MonkeyPatch) -> None:
     exporter = InMemoryLogRecordExporter()
     provider = LoggerProvider()
     provider.add_log_record_processor(SimpleLogRecordProcessor(exporter))
     monkeypatch.setattr(telemetry, "_logger", provider.get_logger("abstain.serve"))
     shown = client.post(
         "/v1/gate",
-        json={"interaction_id": "i-1", "question": "What is the fee?", "contexts": ["The fee is 5."], "answer": "5"},
+        json={**ASKED, "interaction_id": "i-1"},
         headers={"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"},
     ).json()
-    ask(client, contexts=[])
-    decided, unavailable = (one.log_record for one in exporter.get_finished_logs())
+    client.decide(contexts=[])
+    decided, unavailable = (event.log_record for event in exporter.get_finished_logs())
     assert decided.event_name == "gen_ai.evaluation.result"
     assert f"{decided.trace_id:032x}" == TRACE
     attributes = dict(decided.attributes or {})
@@ -44,7 +43,7 @@ def test_a_decision_is_an_event_of_its_trace(client: TestClient, monkeypatch: Mo
 
 
 @pytest.mark.heavy
-def test_events_are_sent_to_a_receiver() -> None:
+def test_export_events_sends_to_a_receiver() -> None:
     """By a process of its own: a provider can be set once."""
     received: list[tuple[str, bytes]] = []
 

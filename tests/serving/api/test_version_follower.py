@@ -1,5 +1,3 @@
-"""Versions change while requests run; a bad one never takes over."""
-
 from __future__ import annotations
 
 import gc
@@ -11,45 +9,44 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fastapi.testclient import TestClient
 
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
 from abstain.serving.api import app
-from abstain.serving.api.app import make_app
 from abstain.serving.service import version_follower
 from abstain.serving.service.gate_service import GateService
-from abstain.serving.service.keys import ApiKeys
 from abstain.serving.service.version_follower import VersionInfo
-from tests.serving.api.conftest import BASE, MadeUpReleases
-from tests.serving.api.test_gate_route import ASKED, ask
+from tests.serving.api.conftest import MadeUpReleases, MakeRelease
+from tests.serving.clients import GateClient
 
 pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
 
 
-def test_a_new_version_takes_over_and_no_request_fails(
-    client: TestClient, service: GateService, releases: MadeUpReleases, make_release: Callable[..., Path]
+def test_refresh_takes_over_and_fails_no_request(
+    client: GateClient, releases: MadeUpReleases, make_release: MakeRelease
 ) -> None:
     versions, stop = [], threading.Event()
 
     def keep_asking() -> None:
         while not stop.is_set():
-            versions.append(ask(client)["version"])
+            versions.append(client.decide()["version"])
 
     threads = [threading.Thread(target=keep_asking) for _ in range(3)]
     for thread in threads:
         thread.start()
     for minor in (1, 2, 3):
         releases.promote(f"v1.{minor}.0", make_release(f"v1.{minor}.0"))
-        service.follower.refresh()
+        client.service.follower.refresh()
     stop.set()
     for thread in threads:
         thread.join()
-    assert ask(client)["version"] == "v1.3.0" and set(versions) <= {f"v1.{minor}.0" for minor in range(4)}
-    assert "abstain_version_swaps 3.0" in client.get("/metrics").text
-    assert client.get("/v1/version").json()["error"] is None
+    assert client.decide()["version"] == "v1.3.0" and set(versions) <= {f"v1.{minor}.0" for minor in range(4)}
+    assert "abstain_version_swaps 3.0" in client.read_metrics()
+    assert client.read_version()["error"] is None
 
 
-def test_collections_spare_what_lives_with_a_version(
-    service: GateService, releases: MadeUpReleases, make_release: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+def test_garbage_collection_spares_a_loaded_version(
+    service: GateService, releases: MadeUpReleases, make_release: MakeRelease, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(app, "REFRESH_INTERVAL_S", 0.05)
     cycle = type("Cycle", (), {})()
@@ -63,7 +60,7 @@ def test_collections_spare_what_lives_with_a_version(
             assert time.monotonic() < deadline
             time.sleep(0.02)
 
-    with TestClient(make_app(service, ApiKeys()), BASE):
+    with GateClient(service):
         wait_for(lambda: gc.get_freeze_count() > objects / 2)
         assert len(gc.get_objects()) < objects / 4
         del cycle
@@ -74,60 +71,55 @@ def test_collections_spare_what_lives_with_a_version(
         wait_for(lambda: gc.get_freeze_count() > objects / 2)
 
 
-def test_a_bad_version_is_refused_once_and_said_and_the_old_one_goes_on(
-    client: TestClient, service: GateService, releases: MadeUpReleases, make_release: Callable[..., Path]
+def test_refresh_rejects_a_bad_or_damaged_version(
+    client: GateClient, releases: MadeUpReleases, make_release: MakeRelease
 ) -> None:
     bad = make_release("v1.1.0", layout_digest="another")
     releases.promote("v1.1.0", bad)
     for _ in range(2):
-        service.follower.refresh()
-    said = client.get("/v1/version").json()
-    assert said["version"] == "v1.0.0" and said["error"]["code"] == "A205"
-    assert "v1.1.0 fails to load" in said["error"]["message"]
-    assert client.get("/readyz").status_code == 200 and ask(client)["version"] == "v1.0.0"
-    assert "abstain_version_load_failures 1.0" in client.get("/metrics").text
-    releases.promote("v1.2.0", make_release("v1.2.0"))
-    service.follower.refresh()
-    assert ask(client)["version"] == "v1.2.0" and client.get("/v1/version").json()["error"] is None
+        client.service.follower.refresh()
+    version = client.read_version()
+    assert version["version"] == "v1.0.0" and version["error"]["code"] == "A205"
+    assert "v1.1.0 fails to load" in version["error"]["message"]
+    assert client.get("/readyz").status_code == 200 and client.decide()["version"] == "v1.0.0"
+    assert "abstain_version_load_failures 1.0" in client.read_metrics()
+    damaged = make_release("v1.2.0")
+    damaged.write_bytes(damaged.read_bytes()[:-100])
+    releases.promote("v1.2.0", damaged)
+    client.service.follower.refresh()
+    assert client.decide()["version"] == "v1.0.0"
+    releases.promote("v1.3.0", make_release("v1.3.0"))
+    client.service.follower.refresh()
+    assert client.decide()["version"] == "v1.3.0" and client.read_version()["error"] is None
 
 
-def test_a_damaged_file_is_refused_like_any_bad_version(
-    client: TestClient, service: GateService, releases: MadeUpReleases, make_release: Callable[..., Path]
+@pytest.mark.parametrize(
+    "error", [AbstainError(Code.NOT_READABLE, "the origin is away"), OSError(24, "Too many open files")], ids=repr
+)
+def test_refresh_keeps_the_version_while_the_registry_fails(
+    client: GateClient, releases: MadeUpReleases, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    broken = make_release("v1.1.0")
-    broken.write_bytes(broken.read_bytes()[:-100])
-    releases.promote("v1.1.0", broken)
-    service.follower.refresh()
-    assert ask(client)["version"] == "v1.0.0"
+    def fail() -> VersionInfo:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(releases, "get_production", fail)
+        client.service.follower.refresh()
+        assert str(error.args[-1]) in client.read_version()["error"]["message"]
+        assert client.decide()["version"] == "v1.0.0"
+    client.service.follower.refresh()
+    assert client.read_version()["error"] is None
 
 
-def test_while_the_registry_is_away_the_live_version_decides(
-    client: TestClient, service: GateService, releases: MadeUpReleases
-) -> None:
-    releases.away = True
-    service.follower.refresh()
-    assert ask(client)["decision"] in ("show", "abstain")
-    assert "cannot be reached" in client.get("/v1/version").json()["error"]["message"]
-    releases.away = False
-    service.follower.refresh()
-    assert client.get("/v1/version").json()["error"] is None
-
-
-def test_when_nothing_is_in_production_any_more_nothing_is_decided(
-    client: TestClient, service: GateService, releases: MadeUpReleases
-) -> None:
+def test_refresh_without_production_decides_nothing(client: GateClient, releases: MadeUpReleases) -> None:
     releases.now = None
-    service.follower.refresh()
-    assert client.post("/v1/gate", json=ASKED).json()["decision"] == "unavailable"
+    client.service.follower.refresh()
+    assert client.decide()["decision"] == "unavailable"
     assert client.get("/readyz").status_code == 503
 
 
-def test_what_fails_for_a_while_is_tried_again_and_what_is_bad_is_not(
-    client: TestClient,
-    service: GateService,
-    releases: MadeUpReleases,
-    make_release: Callable[..., Path],
-    monkeypatch: pytest.MonkeyPatch,
+def test_refresh_retries_passing_failures_only(
+    client: GateClient, releases: MadeUpReleases, make_release: MakeRelease, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[str] = []
     fetch = releases.fetch_bundle
@@ -142,31 +134,16 @@ def test_what_fails_for_a_while_is_tried_again_and_what_is_bad_is_not(
     now = [0.0]
     monkeypatch.setattr(version_follower, "time", SimpleNamespace(monotonic=lambda: now[0]))
     releases.promote("v1.1.0", make_release("v1.1.0"))
-    service.follower.refresh()
-    assert "v1.1.0 fails to load: OSError" in client.get("/v1/version").json()["error"]["message"]
-    service.follower.refresh()
+    client.service.follower.refresh()
+    assert "v1.1.0 fails to load: OSError" in client.read_version()["error"]["message"]
+    client.service.follower.refresh()
     assert tried == ["v1.1.0"], "not at once"
     now[0] += version_follower.FIRST_PAUSE_S
-    service.follower.refresh()
-    assert ask(client)["version"] == "v1.1.0" and client.get("/v1/version").json()["error"] is None
+    client.service.follower.refresh()
+    assert client.decide()["version"] == "v1.1.0" and client.read_version()["error"] is None
     tried.append("past")
     releases.promote("v1.2.0", make_release("v1.2.0", layout_digest="another"))
     for _ in range(3):
-        service.follower.refresh()
+        client.service.follower.refresh()
         now[0] += version_follower.FIRST_PAUSE_S
     assert tried.count("v1.2.0") == 1
-
-
-def test_a_registry_that_fails_in_any_way_ends_nothing(
-    client: TestClient, service: GateService, releases: MadeUpReleases, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails() -> VersionInfo:
-        raise OSError(24, "Too many open files")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(releases, "get_production", fails)
-        service.follower.refresh()
-        error = client.get("/v1/version").json()["error"]
-        assert "Too many open files" in error["message"] and ask(client)["version"] == "v1.0.0"
-    service.follower.refresh()
-    assert client.get("/v1/version").json()["error"] is None

@@ -17,20 +17,15 @@ from uuid import UUID, uuid4
 
 import httpx
 import pytest
-from fastapi.testclient import TestClient
 
 from abstain.config.serve_settings import OnUnavailable
-from abstain.data.decision_log import queries
 from abstain.serving.decision import Decision
 from abstain.serving.gateways.callbacks import AnswerWithheld, langchain_callback, llamaindex_callback
 from abstain.serving.gateways.client import HttpGate
 from abstain.serving.gateways.nemo import abstain_action
-from abstain.serving.service.gate_service import GateService
 from abstain.serving.service.keys import ApiKeys, create_key
-from tests.serving.gateways.conftest import CONTEXTS, QUESTION, WITHHELD, through
+from tests.serving.gateways.conftest import CONTEXTS, QUESTION, WITHHELD, Answers, Connect, make_transport
 
-Worker = Callable[..., GateService]
-Connect = Callable[..., TestClient]
 STACK: ContextVar[Sequence[str]] = ContextVar("stack", default=())
 """The ids of LlamaIndex's events that have begun."""
 
@@ -51,52 +46,50 @@ class StandIn:
 @pytest.fixture
 def frameworks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The few names of the frameworks that the adapters import."""
-
-    def module(name: str, **content: Any) -> None:
-        made = ModuleType(name)
-        made.__dict__.update(content)
-        monkeypatch.setitem(sys.modules, name, made)
-
     outcome = SimpleNamespace(
         allow=lambda reason=None, metadata=None: ("allow", reason, metadata),
         block=lambda reason=None, metadata=None: ("block", reason, metadata),
     )
     handler = type("BaseCallbackHandler", (), {"__init__": lambda self, *_: None})
-    events = SimpleNamespace(QUERY="query", LLM="llm", SYNTHESIZE="synthesize")
-    payload = SimpleNamespace(QUERY_STR="query_str", RESPONSE="response")
-    for package in ("nemoguardrails", "nemoguardrails.actions", "langchain_core", "llama_index", "llama_index.core"):
-        module(package)
-    module("nemoguardrails.actions.rail_outcome", RailOutcome=outcome)
-    module("langchain_core.callbacks", BaseCallbackHandler=handler)
-    module("llama_index.core.callbacks", CBEventType=events)
-    module("llama_index.core.callbacks.base", global_stack_trace=STACK)
-    module("llama_index.core.callbacks.base_handler", BaseCallbackHandler=handler)
-    module("llama_index.core.callbacks.schema", EventPayload=payload)
+    modules: dict[str, dict[str, Any]] = {
+        **{name: {} for name in ("nemoguardrails", "nemoguardrails.actions", "langchain_core", "llama_index")},
+        "llama_index.core": {},
+        "nemoguardrails.actions.rail_outcome": {"RailOutcome": outcome},
+        "langchain_core.callbacks": {"BaseCallbackHandler": handler},
+        "llama_index.core.callbacks": {
+            "CBEventType": SimpleNamespace(QUERY="query", LLM="llm", SYNTHESIZE="synthesize")
+        },
+        "llama_index.core.callbacks.base": {"global_stack_trace": STACK},
+        "llama_index.core.callbacks.base_handler": {"BaseCallbackHandler": handler},
+        "llama_index.core.callbacks.schema": {
+            "EventPayload": SimpleNamespace(QUERY_STR="query_str", RESPONSE="response")
+        },
+    }
+    for name, content in modules.items():
+        module = ModuleType(name)
+        module.__dict__.update(content)
+        monkeypatch.setitem(sys.modules, name, module)
 
 
-# A server, asked
+# A server
 
 
-def test_a_server_is_asked_with_a_key_and_its_decision_comes_back(
-    make_worker: Worker, connect: Connect, answers: tuple[str, str]
-) -> None:
+def test_http_gate_returns_the_server_s_decision(connect: Connect, answers: Answers) -> None:
     key, line = create_key("assistant", ["ask"])
-    worker = make_worker()
-    server = through(connect(worker, ApiKeys(line)))
+    client = connect(ApiKeys(line))
+    server = make_transport(client)
     with HttpGate("http://127.0.0.1", key, transport=server, user="anna") as gate:
         shown, withheld = (gate.decide(QUESTION, CONTEXTS, answer) for answer in answers)
     with pytest.raises(RuntimeError, match="closed"):
         gate.decide(QUESTION, CONTEXTS, answers[0])
-    assert (shown.show, shown.decision) == (True, "show")
-    assert (withheld.show, withheld.decision) == (False, "abstain")
+    assert (shown.show, shown.decision, withheld.show, withheld.decision) == (True, "show", False, "abstain")
     assert shown.confidence is not None and withheld.confidence is not None
-    logged = queries.get_decision(worker.log.database, shown.interaction_id)
-    assert logged is not None and logged.decision.user == "u-anna"
-    refused = HttpGate("http://127.0.0.1", "another", transport=server).decide(QUESTION, CONTEXTS, answers[0])
-    assert (refused.show, refused.decision) == (False, "unavailable")
+    assert client.read_decision(shown.interaction_id).decision.user == "u-anna"
+    rejected = HttpGate("http://127.0.0.1", "another", transport=server).decide(QUESTION, CONTEXTS, answers[0])
+    assert (rejected.show, rejected.decision) == (False, "unavailable")
 
 
-def _raise(error: Exception) -> httpx.Response:
+def fail(error: Exception) -> httpx.Response:
     raise error
 
 
@@ -104,15 +97,15 @@ def _raise(error: Exception) -> httpx.Response:
 @pytest.mark.parametrize(
     "respond",
     [
-        lambda _: _raise(httpx.ConnectError("refused")),
-        lambda _: _raise(httpx.ReadTimeout("slow")),
+        lambda _: fail(httpx.ConnectError("refused")),
+        lambda _: fail(httpx.ReadTimeout("slow")),
         lambda _: httpx.Response(503, json={"code": "A701"}),
         lambda _: httpx.Response(200, text="<html>"),
         lambda _: httpx.Response(200, json=[]),
         lambda _: httpx.Response(200, json={"show": True}),
     ],
 )
-def test_a_server_that_gives_no_decision_is_unavailable(
+def test_http_gate_without_a_decision_is_unavailable(
     respond: Callable[[httpx.Request], httpx.Response], on_unavailable: OnUnavailable
 ) -> None:
     gate = HttpGate("http://gate", on_unavailable=on_unavailable, transport=httpx.MockTransport(respond))
@@ -121,7 +114,15 @@ def test_a_server_that_gives_no_decision_is_unavailable(
     assert decided.reason
 
 
-def test_without_contexts_the_entitlements_are_sent_alone() -> None:
+@pytest.mark.parametrize("status", [401, 403, 404, 409, 413, 422, 429])
+def test_http_gate_rejected_request_is_withheld(status: int) -> None:
+    problem = {"code": "A510", "detail": "send a valid key"}
+    transport = httpx.MockTransport(lambda _: httpx.Response(status, json=problem))
+    decided = HttpGate("http://gate", on_unavailable="show", transport=transport).decide(QUESTION, CONTEXTS, "a")
+    assert (decided.decision, decided.show, str(decided.reason)) == ("unavailable", False, "A510: send a valid key")
+
+
+def test_http_gate_without_contexts_sends_entitlements() -> None:
     sent = []
 
     def respond(request: httpx.Request) -> httpx.Response:
@@ -132,7 +133,7 @@ def test_without_contexts_the_entitlements_are_sent_alone() -> None:
     assert sent == [{"entitlements": ["bank"], "question": QUESTION, "answer": "a"}]
 
 
-def test_importing_the_client_imports_nothing_of_the_base_model() -> None:
+def test_http_gate_imports_no_base_model() -> None:
     code = (
         "import sys; from abstain import HttpGate; from abstain.serving.gateways import callbacks, nemo; "
         "print(sorted({'torch', 'onnxruntime', 'pandas', 'fastapi', 'transformers'} & set(sys.modules)))"
@@ -144,31 +145,28 @@ def test_importing_the_client_imports_nothing_of_the_base_model() -> None:
 # NeMo Guardrails
 
 
-def rail(gate: StandIn, **context: Any) -> Any:
-    return asyncio.run(abstain_action(gate, withheld_text=WITHHELD)(context=context))  # type: ignore[arg-type]
+def run_rail(gate: StandIn, **context: Any) -> Any:
+    return asyncio.run(abstain_action(gate, withheld_text=WITHHELD)(context=context))
 
 
-def test_a_rail_allows_what_is_shown_and_blocks_what_is_withheld(frameworks: None) -> None:
+def test_abstain_action_allows_shown_and_blocks_withheld(frameworks: None) -> None:
     gate = StandIn()
-    given = {"last_user_message": QUESTION, "relevant_chunks_sep": CONTEXTS, "relevant_chunks": "\n".join(CONTEXTS)}
-    assert rail(gate, **given, bot_message="right")[0] == "allow"
-    kind, _, metadata = rail(gate, **given, bot_message="wrong")
+    context = {"last_user_message": QUESTION, "relevant_chunks_sep": CONTEXTS, "relevant_chunks": "\n".join(CONTEXTS)}
+    assert run_rail(gate, **context, bot_message="right")[0] == "allow"
+    kind, _, metadata = run_rail(gate, **context, bot_message="wrong")
     assert (kind, metadata["refusal_message"], metadata["decision"]) == ("block", WITHHELD, "abstain")
-    assert gate.asked[0] == (QUESTION, CONTEXTS, "right")
-
-
-def test_a_rail_without_separate_chunks_reads_their_one_text(frameworks: None) -> None:
-    gate = StandIn()
-    assert rail(gate, last_user_message=QUESTION, relevant_chunks="Thirty days.\n", bot_message="right")[0] == "allow"
-    assert gate.asked == [(QUESTION, ["Thirty days.\n"], "right")]
+    del context["relevant_chunks_sep"]
+    assert run_rail(gate, **context, bot_message="right")[0] == "allow"
+    asked = [(contexts, answer) for _, contexts, answer in gate.asked]
+    assert asked == [(CONTEXTS, "right"), (CONTEXTS, "wrong"), (["\n".join(CONTEXTS)], "right")]
+    assert {question for question, _, _ in gate.asked} == {QUESTION}
 
 
 @pytest.mark.parametrize("context", [{}, {"last_user_message": QUESTION}, {"bot_message": "right"}])
-def test_a_rail_without_question_or_answer_blocks(frameworks: None, context: dict[str, str]) -> None:
-    kind, reason, metadata = rail(StandIn(), relevant_chunks_sep=CONTEXTS, **context)
-    assert (kind, metadata["decision"]) == ("block", "unavailable")
-    assert "none was found" in reason
-    assert rail(StandIn("show"), relevant_chunks_sep=CONTEXTS, **context)[0] == "allow"
+def test_abstain_action_without_question_or_answer_blocks(frameworks: None, context: dict[str, str]) -> None:
+    kind, reason, metadata = run_rail(StandIn(), relevant_chunks_sep=CONTEXTS, **context)
+    assert (kind, metadata["decision"]) == ("block", "unavailable") and reason
+    assert run_rail(StandIn("show"), relevant_chunks_sep=CONTEXTS, **context)[0] == "allow"
 
 
 # LangChain
@@ -190,42 +188,41 @@ def run_chain(callback: Any, answer: Any, question: Any = None, *, chunks: Seque
     callback.on_chain_end(answer, run_id=root)
 
 
-def test_a_chain_returns_what_is_shown_and_raises_for_what_is_withheld(frameworks: None) -> None:
+@pytest.mark.parametrize(
+    ("answer", "question"),
+    [({"answer": "right"}, None), ("right", QUESTION), (SimpleNamespace(content="right"), None)],
+    ids=["dict", "text", "message"],
+)
+def test_langchain_shown_answer_is_returned(frameworks: None, answer: Any, question: Any) -> None:
     gate = StandIn()
-    callback = langchain_callback(gate, withheld_text=WITHHELD)  # type: ignore[arg-type]
+    callback = langchain_callback(gate)
     assert callback.raise_error, "else LangChain logs the exception and returns the answer"
-    run_chain(callback, {"answer": "right"})
+    run_chain(callback, answer, question)
     assert gate.asked == [(QUESTION, CONTEXTS, "right")]
+
+
+@pytest.mark.parametrize(
+    ("answer", "chunks", "decision"),
+    [
+        ({"answer": "wrong"}, CONTEXTS, "abstain"),
+        ({"answer": "right"}, (), "abstain"),
+        ({"output": "right"}, CONTEXTS, "unavailable"),
+        (None, CONTEXTS, "unavailable"),
+        ({"answer": ["right"]}, CONTEXTS, "unavailable"),
+    ],
+    ids=["wrong", "without contexts", "another key", "none", "list"],
+)
+def test_langchain_withheld_answer_raises(frameworks: None, answer: Any, chunks: Sequence[str], decision: str) -> None:
+    callback = langchain_callback(StandIn(), withheld_text=WITHHELD)
     with pytest.raises(AnswerWithheld, match=WITHHELD) as withheld:
-        run_chain(callback, {"answer": "wrong"})
-    assert withheld.value.decision.decision == "abstain"
+        run_chain(callback, answer, chunks=chunks)
+    assert withheld.value.decision.decision == decision
     assert not callback._chains, "nothing is kept of runs that have ended"
 
 
-def test_a_chain_may_have_plain_texts_and_messages(frameworks: None) -> None:
-    gate = StandIn()
-    callback = langchain_callback(gate)  # type: ignore[arg-type]
-    run_chain(callback, "right", QUESTION)
-    run_chain(callback, SimpleNamespace(content="right"))
-    assert gate.asked == [(QUESTION, CONTEXTS, "right")] * 2
-
-
-@pytest.mark.parametrize("answer", [{"output": "right"}, None, {"answer": ["right"]}])
-def test_a_chain_whose_answer_is_not_found_raises(frameworks: None, answer: Any) -> None:
-    callback = langchain_callback(StandIn())  # type: ignore[arg-type]
-    with pytest.raises(AnswerWithheld) as withheld:
-        run_chain(callback, answer)
-    assert withheld.value.decision.decision == "unavailable"
-
-
-def test_a_chain_that_retrieved_nothing_is_judged_without_contexts(frameworks: None) -> None:
-    with pytest.raises(AnswerWithheld):
-        run_chain(langchain_callback(StandIn()), {"answer": "right"}, chunks=())  # type: ignore[arg-type]
-
-
-def test_a_chain_inside_of_another_is_decided_about(frameworks: None) -> None:
+def test_langchain_chain_inside_of_another_is_decided(frameworks: None) -> None:
     gate, run = StandIn(), uuid4()
-    callback = langchain_callback(gate)  # type: ignore[arg-type]
+    callback = langchain_callback(gate)
     callback.on_chain_start({}, {"input": QUESTION}, run_id=run, parent_run_id=uuid4())
     with pytest.raises(AnswerWithheld):
         callback.on_chain_end({"answer": "wrong"}, run_id=run)
@@ -234,19 +231,19 @@ def test_a_chain_inside_of_another_is_decided_about(frameworks: None) -> None:
 
 @pytest.mark.parametrize("start", ["on_llm_start", "on_chat_model_start", "on_tool_start", "on_retriever_start"])
 @pytest.mark.parametrize("parent", [None, uuid4()])
-def test_what_runs_outside_of_a_chain_is_refused(frameworks: None, start: str, parent: UUID | None) -> None:
-    callback = langchain_callback(StandIn("show"), withheld_text=WITHHELD)  # type: ignore[arg-type]
-    with pytest.raises(AnswerWithheld, match=WITHHELD) as refused:
+def test_langchain_run_outside_of_a_chain_raises(frameworks: None, start: str, parent: UUID | None) -> None:
+    callback = langchain_callback(StandIn("show"), withheld_text=WITHHELD)
+    with pytest.raises(AnswerWithheld, match=WITHHELD) as withheld:
         getattr(callback, start)({}, "", run_id=uuid4(), parent_run_id=parent)
-    assert "give the callback to the chain" in refused.value.__notes__[0] and not callback._chains
+    assert withheld.value.__notes__ and not callback._chains
 
 
-def test_a_chain_without_a_question_is_refused_when_it_begins(frameworks: None) -> None:
+def test_langchain_chain_without_question_raises_at_start(frameworks: None) -> None:
     start = {"run_id": uuid4(), "serialized": {}, "inputs": {"input": ""}}  # as that of a stream
     with pytest.raises(AnswerWithheld, match=WITHHELD) as withheld:
-        langchain_callback(StandIn(), withheld_text=WITHHELD).on_chain_start(**start)  # type: ignore[arg-type]
+        langchain_callback(StandIn(), withheld_text=WITHHELD).on_chain_start(**start)
     assert withheld.value.decision.decision == "unavailable"
-    langchain_callback(StandIn("show")).on_chain_start(**start)  # type: ignore[arg-type]
+    langchain_callback(StandIn("show")).on_chain_start(**start)
 
 
 # LlamaIndex
@@ -263,52 +260,32 @@ def run_query(callback: Any, response: Any) -> None:
     callback.on_event_end("query", {"response": response}, event_id="q")
 
 
-def written(text: Any) -> SimpleNamespace:
-    nodes = [SimpleNamespace(get_content=lambda text=text: text) for text in CONTEXTS]
-    return SimpleNamespace(response=text, source_nodes=nodes)
-
-
-def test_the_text_of_a_withheld_response_is_replaced(frameworks: None) -> None:
+def test_llamaindex_withheld_response_is_replaced(frameworks: None) -> None:
     gate = StandIn()
-    callback = llamaindex_callback(gate, withheld_text=WITHHELD)  # type: ignore[arg-type]
-    shown, withheld = written("right"), written("wrong")
+    callback = llamaindex_callback(gate, withheld_text=WITHHELD)
+    nodes = [SimpleNamespace(get_content=lambda text=text: text) for text in CONTEXTS]
+    shown, withheld = (SimpleNamespace(response=text, source_nodes=nodes) for text in ("right", "wrong"))
     run_query(callback, shown)
     run_query(callback, withheld)
     assert (shown.response, withheld.response) == ("right", WITHHELD)
     assert gate.asked[0] == (QUESTION, CONTEXTS, "right")
 
 
-def test_a_streamed_response_raises(frameworks: None) -> None:
-    callback = llamaindex_callback(StandIn())  # type: ignore[arg-type]
-    with pytest.raises(AnswerWithheld):
-        run_query(callback, SimpleNamespace(response_gen=iter(["right"]), source_nodes=[]))
-
-
-def test_a_query_that_failed_has_no_answer_to_judge(frameworks: None) -> None:
+def test_llamaindex_streamed_response_raises_and_failed_passes(frameworks: None) -> None:
     gate = StandIn()
-    run_query(llamaindex_callback(gate), None)  # type: ignore[arg-type]
+    run_query(llamaindex_callback(gate), None)
+    with pytest.raises(AnswerWithheld):
+        run_query(llamaindex_callback(gate), SimpleNamespace(response_gen=iter(["right"]), source_nodes=[]))
     assert gate.asked == []
 
 
-@pytest.mark.parametrize("kind", ["llm", "synthesize"])
-def test_a_model_outside_of_a_query_is_refused(frameworks: None, kind: str) -> None:
-    callback = llamaindex_callback(StandIn("show"))  # type: ignore[arg-type]
-    callback.on_event_start("query", {"query_str": QUESTION}, event_id="of another task")
-    with pytest.raises(AnswerWithheld) as refused:
-        callback.on_event_start(kind, {}, event_id="l")
-    assert "ask a query engine" in refused.value.__notes__[0]
-
-
-def test_a_chat_engine_is_refused(frameworks: None) -> None:
-    callback = llamaindex_callback(StandIn("show"))  # type: ignore[arg-type]
+def test_llamaindex_chat_or_model_outside_of_a_query_raises(frameworks: None) -> None:
+    callback = llamaindex_callback(StandIn("show"))
     callback.start_trace("query")
     with pytest.raises(AnswerWithheld):
         callback.start_trace("chat")
-
-
-@pytest.mark.parametrize("status", [401, 403, 404, 409, 413, 422, 429])
-def test_a_server_that_refuses_is_no_outage(status: int) -> None:
-    problem = {"code": "A510", "detail": "send a valid key"}
-    transport = httpx.MockTransport(lambda _: httpx.Response(status, json=problem))
-    decided = HttpGate("http://gate", on_unavailable="show", transport=transport).decide(QUESTION, CONTEXTS, "a")
-    assert (decided.decision, decided.show, str(decided.reason)) == ("unavailable", False, "A510: send a valid key")
+    callback.on_event_start("query", {"query_str": QUESTION}, event_id="of another task")
+    for kind in ("llm", "synthesize"):
+        with pytest.raises(AnswerWithheld) as withheld:
+            callback.on_event_start(kind, {}, event_id="l")
+        assert withheld.value.__notes__

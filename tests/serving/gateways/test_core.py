@@ -1,4 +1,4 @@
-"""Where a request's parts are found, and what is said of a path that leads elsewhere."""
+"""Where the parts of gateways' requests and responses are found."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ import pytest
 from abstain.config.serve_settings import GatewayPaths, KgatewayPaths, load_serve_settings
 from abstain.core.contracts import Context
 from abstain.core.errors import AbstainError
+from abstain.serving.gateways.answers import PassReason, read_answers
 from abstain.serving.gateways.core import GatewayFieldParser, GatewayFields
 
 NOTHING = GatewayFields(**dict.fromkeys(field.name for field in fields(GatewayFields)))
 
 
-def found(request: dict[str, Any], **paths: str) -> GatewayFields:
+def parse(request: dict[str, Any], **paths: str) -> GatewayFields:
     return GatewayFieldParser("made-up", GatewayPaths(**paths)).parse(request)
 
 
-def test_without_paths_nothing_is_found() -> None:
-    assert found({"question": "Why?", "contexts": ["a"]}) == NOTHING
+def test_parse_finds_fields_with_a_path() -> None:
+    assert parse({"question": "Why?", "contexts": ["a"]}) == NOTHING
+    assert parse({"groups": "staff"}, entitlements="groups").entitlements == ("staff",)
 
 
 @pytest.mark.parametrize(
-    ("given", "contexts"),
+    ("value", "contexts"),
     [
         (["a", "b"], ("a", "b")),
         ("a", ("a",)),
@@ -35,41 +37,68 @@ def test_without_paths_nothing_is_found() -> None:
         (None, None),
     ],
 )
-def test_contexts_are_texts_or_objects_with_one(given: Any, contexts: tuple[Any, ...] | None) -> None:
-    assert found({"metadata": {"chunks": given}}, contexts="metadata.chunks").contexts == contexts
+def test_parse_contexts_of_texts_and_objects(value: Any, contexts: tuple[Any, ...] | None) -> None:
+    assert parse({"metadata": {"chunks": value}}, contexts="metadata.chunks").contexts == contexts
 
 
-@pytest.mark.parametrize("given", [[1], [{"title": "a"}], [["a"]], 3, [""], {"text": ""}])
-def test_contexts_of_another_kind_are_refused(given: Any) -> None:
-    with pytest.raises(AbstainError, match="contexts"):
-        found({"chunks": given}, contexts="chunks")
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("contexts", value) for value in ([1], [{"title": "a"}], [["a"]], 3, [""], {"text": ""})),
+        ("entitlements", [{"name": "staff"}]),
+    ],
+)
+def test_parse_field_without_text_is_an_error(field: str, value: Any) -> None:
+    with pytest.raises(AbstainError, match=field):
+        parse({"key": value}, **{field: "key"})
 
 
-def test_entitlements_that_are_no_texts_are_refused() -> None:
-    assert found({"groups": "staff"}, entitlements="groups").entitlements == ("staff",)
-    with pytest.raises(AbstainError, match="entitlements"):
-        found({"groups": [{"name": "staff"}]}, entitlements="groups")
-
-
-def test_a_message_may_be_a_list_of_parts() -> None:
+def test_parse_question_of_message_parts() -> None:
     parts = [{"type": "text", "text": "Look at this."}, {"type": "image_url", "image_url": {"url": "data:"}}]
     messages = [{"role": "user", "content": "Before."}, {"role": "user", "content": parts}]
     assert GatewayFieldParser("made-up", KgatewayPaths()).parse({"messages": messages}).question == "Look at this."
 
 
-def test_a_path_that_is_no_expression_is_named_with_its_variable() -> None:
+def test_field_parser_names_the_variable_of_a_bad_path() -> None:
     with pytest.raises(AbstainError, match=r"ABSTAIN_SERVE_LITELLM__CONTEXTS.*JMESPath"):
         GatewayFieldParser("litellm", GatewayPaths(contexts="metadata["))
 
 
-def test_a_path_is_set_by_a_variable_and_the_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_variable_changes_one_path_or_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ABSTAIN_SERVE_LITELLM__CONTEXTS", "structured_messages[?role=='tool'].content")
     paths = load_serve_settings().litellm
-    assert paths.contexts == "structured_messages[?role=='tool'].content"
-    assert paths.call_id == "litellm_call_id"
-
-
-def test_an_unknown_path_is_named_with_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (paths.contexts, paths.call_id) == ("structured_messages[?role=='tool'].content", "litellm_call_id")
     monkeypatch.setenv("ABSTAIN_SERVE_PORTKEY__CHUNKS", "metadata")
     with pytest.raises(AbstainError, match="ABSTAIN_SERVE_PORTKEY__CHUNKS"):
         load_serve_settings()
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"message": {"role": "assistant", "content": {"text": "For ever."}}},
+        {"message": {"role": "assistant", "content": [{"type": "output", "value": "For ever."}]}},
+        {"message": {"role": "assistant", "parts": "For ever."}},
+        {"message": {"role": "assistant", "content": {"text": "For ever."}, "tool_calls": [{"id": "t"}]}},
+        {"message": "For ever."},
+        {"delta": {"content": "For ever."}},
+        "For ever.",
+    ],
+)
+def test_read_answers_of_another_form_is_an_error(choice: Any) -> None:
+    nothing, unreadable = read_answers({"choices": [{"message": {"content": None}}, choice]})
+    assert nothing is PassReason.NO_TEXT and isinstance(unreadable, AbstainError)
+
+
+@pytest.mark.parametrize(
+    ("message", "reason"),
+    [
+        ({"content": None}, PassReason.NO_TEXT),
+        ({"content": ""}, PassReason.NO_TEXT),
+        ({"content": []}, PassReason.NO_TEXT),
+        ({"tool_calls": [{"type": "function"}]}, PassReason.TOOL_CALL),
+        ({"tool_calls": [{"id": "t", "function": {"name": "find"}}]}, PassReason.TOOL_CALL),
+    ],
+)
+def test_read_answers_without_text_pass(message: dict[str, Any], reason: PassReason) -> None:
+    assert read_answers({"choices": [{"message": {"role": "assistant", **message}}]}) == [reason]

@@ -3,146 +3,119 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
 
-from abstain.data.decision_log import queries
-from abstain.serving.service.gate_service import GateService
-from tests.serving.gateways.conftest import QUESTION, WITHHELD, counted, nearest, registered
+from tests.serving.clients import GateClient
+from tests.serving.gateways.conftest import (
+    CONTEXTS,
+    QUESTION,
+    WITHHELD,
+    Answers,
+    Connect,
+    make_registration,
+    read_recorded,
+    retrieve_for_bank,
+)
 
 pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
 
-Recorded = Callable[..., dict[str, Any]]
-Worker = Callable[..., GateService]
-Connect = Callable[..., TestClient]
 CALL = {"x-abstain-call-id": "call-1", "x-abstain-user": "anna"}
 PREFIX = "/gateways/kgateway"
 
 
-def ask(client: TestClient, recorded: Recorded, headers: dict[str, str] = CALL) -> None:
-    sent = client.post(f"{PREFIX}/request", json=recorded("kgateway_request"), headers=headers)
+def ask(client: GateClient, headers: dict[str, str] = CALL, *, register: bool = True, prefix: str = PREFIX) -> None:
+    if register:
+        client.post("/v1/contexts", json=make_registration())
+    sent = client.post(f"{prefix}/request", json=read_recorded("kgateway_request"), headers=headers)
     assert sent.status_code == 200
     assert set(sent.json()["action"]) == {"reason"}, "a PassAction, which has neither body nor status"
 
 
-def choices(*texts: str | None) -> dict[str, Any]:
-    return {"body": {"choices": [{"message": {"role": "assistant", "content": text}} for text in texts]}}
+def make_choices(*texts: str | None) -> dict[str, Any]:
+    return {"choices": [{"message": {"role": "assistant", "content": text}} for text in texts]}
 
 
-def action(client: TestClient, *texts: str | None, headers: dict[str, str] = CALL) -> dict[str, Any]:
-    sent = client.post(f"{PREFIX}/response", json=choices(*texts), headers=headers)
+def answer(client: GateClient, *texts: str | None, headers: dict[str, str] = CALL) -> dict[str, Any]:
+    sent = client.post(f"{PREFIX}/response", json={"body": make_choices(*texts)}, headers=headers)
     assert sent.status_code == 200, sent.text
-    found: dict[str, Any] = sent.json()["action"]
-    return found
+    action: dict[str, Any] = sent.json()["action"]
+    return action
 
 
-def test_a_shown_answer_passes(
-    make_worker: Worker, connect: Connect, recorded: Recorded, answers: tuple[str, str]
-) -> None:
-    worker = make_worker()
-    client = connect(worker)
-    client.post("/v1/contexts", json=registered("call-1"))
-    ask(client, recorded)
-    body = recorded("kgateway_response")
+@pytest.mark.parametrize("prefix", [PREFIX, ""])
+def test_kgateway_shown_answer_passes(connect: Connect, answers: Answers, prefix: str) -> None:
+    """Also at the root, for a gateway that knows no path."""
+    client = connect()
+    ask(client, prefix=prefix)
+    body = read_recorded("kgateway_response")
     body["body"]["choices"][0]["message"]["content"] = answers[0]
-    sent = client.post(f"{PREFIX}/response", json=body, headers=CALL).json()
+    sent = client.post(f"{prefix}/response", json=body, headers=CALL).json()
     assert set(sent["action"]) == {"reason"}
-    logged = queries.get_decision(worker.log.database, "call-1")
-    assert logged is not None and logged.decision.interaction is not None
-    assert (logged.decision.interaction.question, logged.decision.user) == (QUESTION, "u-anna")
+    decision = client.read_decision("call-1").decision
+    assert decision.interaction is not None
+    assert (decision.interaction.question, decision.user) == (QUESTION, "u-anna")
 
 
-def test_withheld_choices_are_masked_and_stay_as_many(
-    make_worker: Worker, connect: Connect, recorded: Recorded, answers: tuple[str, str]
-) -> None:
-    shown, withheld = answers
-    client = connect(make_worker())
-    client.post("/v1/contexts", json=registered("call-1"))
-    ask(client, recorded)
-    masked = action(client, withheld, None, shown)
-    assert masked["body"] == choices(WITHHELD, "", shown)["body"], "agentgateway takes a mask with a null for a pass"
-    assert masked["reason"]
+def test_kgateway_masks_as_many_choices_or_rejects(connect: Connect, answers: Answers) -> None:
+    for how in ("mask", "reject"):
+        client = connect(kgateway_withheld=how)
+        ask(client)
+        action = answer(client, answers[1], None, answers[0])
+        if how == "mask":
+            masked = make_choices(WITHHELD, "", answers[0])
+            assert action["body"] == masked and action["reason"], "agentgateway takes a null for a pass"
+        else:
+            assert (action["body"], action["status_code"]) == (WITHHELD, 403)
 
 
-def test_a_withheld_answer_is_rejected_where_it_is_set(
-    make_worker: Worker, connect: Connect, recorded: Recorded, answers: tuple[str, str]
-) -> None:
-    client = connect(make_worker(kgateway_withheld="reject"))
-    client.post("/v1/contexts", json=registered("call-1"))
-    ask(client, recorded)
-    rejected = action(client, answers[1])
-    assert (rejected["body"], rejected["status_code"]) == (WITHHELD, 403)
+def test_kgateway_answer_without_call_id_is_masked(connect: Connect, answers: Answers) -> None:
+    client = connect()
+    ask(client, {}, register=False)
+    assert answer(client, answers[0], headers={})["body"] == make_choices(WITHHELD)
+    assert client.count_decisions() == {"unavailable": 1}
 
 
-def test_without_an_id_that_joins_them_an_answer_is_masked(
-    make_worker: Worker, connect: Connect, recorded: Recorded, answers: tuple[str, str]
-) -> None:
-    worker = make_worker()
-    client = connect(worker)
-    ask(client, recorded, {})
-    assert action(client, answers[0], headers={})["body"] == choices(WITHHELD)["body"]
-    assert counted(worker) == {"unavailable": 1}
+def test_kgateway_further_piece_of_a_stream_is_masked(connect: Connect, answers: Answers) -> None:
+    client = connect(on_unavailable="show")
+    ask(client)
+    assert "body" not in answer(client, answers[0])
+    assert answer(client, "And this follows.")["body"] == make_choices(WITHHELD)
 
 
-def test_a_further_piece_of_a_streamed_answer_is_masked(
-    make_worker: Worker, connect: Connect, recorded: Recorded, answers: tuple[str, str]
-) -> None:
-    client = connect(make_worker(on_unavailable="show"))
-    client.post("/v1/contexts", json=registered("call-1"))
-    ask(client, recorded)
-    assert "body" not in action(client, answers[0])
-    assert action(client, "And this follows.")["body"] == choices(WITHHELD)["body"]
-
-
-def test_messages_of_tools_are_contexts_where_the_path_says_so(
-    make_worker: Worker, connect: Connect, recorded: Recorded, answers: tuple[str, str]
-) -> None:
-    worker = make_worker(kgateway={"contexts": "messages[?role=='tool'].content"})
-    client = connect(worker)
-    body = recorded("kgateway_request")
-    given = [{"role": "tool", "content": text} for text in registered("call-1")["contexts"]]
-    body["body"]["messages"] = [*given, *body["body"]["messages"]]
+def test_kgateway_tool_messages_are_contexts_by_path(connect: Connect, answers: Answers) -> None:
+    client = connect(kgateway={"contexts": "messages[?role=='tool'].content"})
+    body = read_recorded("kgateway_request")
+    body["body"]["messages"][:0] = [{"role": "tool", "content": text} for text in CONTEXTS]
     client.post(f"{PREFIX}/request", json=body, headers=CALL)
-    assert "body" not in action(client, answers[0])
+    assert "body" not in answer(client, answers[0])
 
 
-def test_entitlements_come_in_a_header_of_the_gateway(
-    make_worker: Worker, connect: Connect, recorded: Recorded, answers: tuple[str, str]
-) -> None:
-    worker = make_worker(nearest, kgateway={"entitlements": 'from_json(headers."x-abstain-entitlements")'})
-    client = connect(worker)
-    ask(client, recorded)
-    assert "body" not in action(client, answers[0], headers={**CALL, "x-abstain-entitlements": '["bank", "staff"]'})
+def test_kgateway_entitlements_come_in_a_header(connect: Connect, answers: Answers) -> None:
+    path = {"entitlements": 'from_json(headers."x-abstain-entitlements")'}
+    client = connect(retrieve=retrieve_for_bank, kgateway=path)
+    ask(client, register=False)
+    assert "body" not in answer(client, answers[0], headers={**CALL, "x-abstain-entitlements": '["bank", "staff"]'})
 
 
-def test_the_webhook_is_at_the_root_where_a_gateway_knows_no_path(
-    make_worker: Worker, connect: Connect, recorded: Recorded
-) -> None:
-    client = connect(make_worker())
-    assert client.post("/request", json=recorded("kgateway_request"), headers=CALL).status_code == 200
-    assert client.post("/response", json=choices("Yes."), headers=CALL).status_code == 200
-
-
-def test_half_a_surrogate_pair_beside_the_text_is_no_error(make_worker: Worker, connect: Connect) -> None:
-    client = connect(make_worker())
-    content = json.dumps({"body": {"choices": [{**choices("Yes.")["body"]["choices"][0], "id": "\ud800"}]}})
-    sent = client.post(f"{PREFIX}/response", content=content, headers={**CALL, "content-type": "application/json"})
+def test_kgateway_half_surrogate_beside_text_is_no_error(connect: Connect) -> None:
+    body = make_choices("Yes.")
+    body["choices"][0]["id"] = "\ud800"
+    headers = {**CALL, "content-type": "application/json"}
+    sent = connect().post(f"{PREFIX}/response", content=json.dumps({"body": body}), headers=headers)
     assert sent.status_code == 200 and sent.json()["action"]["body"]["choices"][0]["message"]["content"] == WITHHELD
 
 
 @pytest.mark.parametrize("how", ["mask", "reject"])
 @pytest.mark.parametrize(
-    "body", [{"choices": ["Yes.", {"message": "Yes."}]}, {"choices": {"0": "Yes."}}, "Yes.", None], ids=str
+    ("body", "number"),
+    [({"choices": ["Yes.", {"message": "Yes."}]}, 2), ({"choices": {"0": "Yes."}}, 1), ("Yes.", 1), (None, 1)],
+    ids=["choices", "object of choices", "text", "null"],
 )
-def test_a_body_of_another_schema_is_withheld_and_logged(
-    make_worker: Worker, connect: Connect, body: Any, how: str
-) -> None:
-    worker = make_worker(kgateway_withheld=how)
-    sent = connect(worker).post(f"{PREFIX}/response", json={"body": body}, headers=CALL)
-    number = 2 if isinstance(body, dict) and isinstance(body["choices"], list) else 1
-    told = {"body": choices(*[WITHHELD] * number)["body"]} if how == "mask" else {"body": WITHHELD, "status_code": 403}
-    assert sent.status_code == 200 and sent.json()["action"].items() >= told.items()
-    assert counted(worker) == {"unavailable": number}
+def test_kgateway_body_of_another_schema_is_withheld(connect: Connect, body: Any, number: int, how: str) -> None:
+    client = connect(kgateway_withheld=how)
+    sent = client.post(f"{PREFIX}/response", json={"body": body}, headers=CALL)
+    withheld = {"body": make_choices(*[WITHHELD] * number)} if how == "mask" else {"body": WITHHELD, "status_code": 403}
+    assert sent.status_code == 200 and sent.json()["action"].items() >= withheld.items()
+    assert client.count_decisions() == {"unavailable": number}

@@ -1,4 +1,4 @@
-"""Portkey's webhook: the verdict comes in time, and a withheld answer is replaced as well as refused."""
+"""Portkey's webhook: the verdict comes in time, and a withheld answer is replaced as well as rejected."""
 
 from __future__ import annotations
 
@@ -9,188 +9,124 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
 
 from abstain.config.serve_settings import ServeSettings
-from abstain.data.decision_log import queries
 from abstain.serving.gate import Gate
 from abstain.serving.gateways.portkey import GRACE_S
-from abstain.serving.service.gate_service import GateService
-from tests.serving.gateways.conftest import WITHHELD, counted, registered
+from tests.serving.clients import GateClient
+from tests.serving.gateways.conftest import WITHHELD, Answers, Connect, make_registration, read_recorded
 
 pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
 
-Recorded = Callable[..., dict[str, Any]]
-Worker = Callable[..., GateService]
-Connect = Callable[..., TestClient]
-PATH = "/gateways/portkey"
 PORTKEY_WAITS_S = 3.0
 
 
-def verdict(client: TestClient, body: dict[str, Any]) -> dict[str, Any]:
-    sent = client.post(PATH, content=json.dumps(body), headers={"content-type": "application/json"})
+def send(client: GateClient, body: dict[str, Any]) -> dict[str, Any]:
+    sent = client.post("/gateways/portkey", content=json.dumps(body), headers={"content-type": "application/json"})
     assert sent.status_code == 200, sent.text
-    found: dict[str, Any] = sent.json()
-    return found
+    outcome: dict[str, Any] = sent.json()
+    return outcome
 
 
-def after(recorded: Recorded, *texts: str | None) -> dict[str, Any]:
-    body = recorded("portkey_after")
+def make_event(*texts: str | None) -> dict[str, Any]:
+    """What is sent after a call."""
+    body = read_recorded("portkey_after")
     body["response"]["json"]["choices"] = [
-        {"index": at, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-        for at, text in enumerate(texts)
+        {"index": index, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+        for index, text in enumerate(texts)
     ]
     body["response"]["text"] = texts[-1] or ""
     return body
 
 
-def test_what_comes_before_the_call_passes(make_worker: Worker, connect: Connect, recorded: Recorded) -> None:
-    worker = make_worker()
-    assert verdict(connect(worker), recorded("portkey_before"))["verdict"] is True
-    assert counted(worker) == {}
+@pytest.fixture
+def client(connect: Connect) -> GateClient:
+    return connect()
 
 
-def test_a_shown_answer_passes_unchanged(
-    make_worker: Worker, connect: Connect, recorded: Recorded, answers: tuple[str, str]
-) -> None:
-    worker = make_worker()
-    client = connect(worker)
-    client.post("/v1/contexts", json=registered("call-1"))
-    found = verdict(client, after(recorded, answers[0]))
-    assert found["verdict"] is True and "transformedData" not in found
-    (told,) = found["data"]["answers"]
-    logged = queries.get_decision(worker.log.database, told["interaction_id"])
-    assert logged is not None and (logged.decision.decision, logged.decision.source) == ("show", "portkey")
+def test_portkey_shown_answer_passes(client: GateClient, answers: Answers) -> None:
+    client.post("/v1/contexts", json=make_registration())
+    outcome = send(client, make_event(answers[0]))
+    assert outcome["verdict"] is True and "transformedData" not in outcome
+    decision = client.read_decision(outcome["data"]["answers"][0]["interaction_id"]).decision
+    assert (decision.decision, decision.source) == ("show", "portkey")
 
 
-def test_a_question_that_was_registered_goes_before_the_last_message(
-    make_worker: Worker, connect: Connect, recorded: Recorded, answers: tuple[str, str]
-) -> None:
-    worker = make_worker()
-    client = connect(worker)
-    client.post("/v1/contexts", json=registered("call-1", question="How long may a company's be overdrawn?"))
-    (told,) = verdict(client, after(recorded, answers[0]))["data"]["answers"]
-    logged = queries.get_decision(worker.log.database, told["interaction_id"])
-    assert logged is not None and logged.decision.interaction is not None
-    assert logged.decision.interaction.question == "How long may a company's be overdrawn?"
+def test_portkey_registered_question_precedes_last_message(client: GateClient, answers: Answers) -> None:
+    client.post("/v1/contexts", json=make_registration(question="How long may a company's be overdrawn?"))
+    (summary,) = send(client, make_event(answers[0]))["data"]["answers"]
+    interaction = client.read_decision(summary["interaction_id"]).decision.interaction
+    assert interaction is not None and interaction.question == "How long may a company's be overdrawn?"
 
 
-def test_a_withheld_answer_is_refused_and_its_text_is_replaced_in_a_whole_response(
-    make_worker: Worker, connect: Connect, recorded: Recorded, answers: tuple[str, str]
-) -> None:
-    shown, withheld = answers
-    client = connect(make_worker())
-    client.post("/v1/contexts", json=registered("call-1"))
-    sent = after(recorded, shown, withheld)
-    found = verdict(client, sent)
-    assert found["verdict"] is False
-    response = found["transformedData"]["response"]
-    assert [one["message"]["content"] for one in response["json"]["choices"]] == [shown, WITHHELD]
+def test_portkey_withheld_answer_is_replaced(client: GateClient, answers: Answers) -> None:
+    client.post("/v1/contexts", json=make_registration())
+    event = make_event(*answers)
+    outcome = send(client, event)
+    assert outcome["verdict"] is False
+    response = outcome["transformedData"]["response"]
+    assert [choice["message"]["content"] for choice in response["json"]["choices"]] == [answers[0], WITHHELD]
     assert response["text"] == WITHHELD
-    assert response["json"].keys() == sent["response"]["json"].keys()
-    assert withheld not in str(found)
+    assert response["json"].keys() == event["response"]["json"].keys()
+    assert answers[1] not in str(outcome)
 
 
 @pytest.mark.parametrize("lacking", ["contexts", "question", "answer"])
-def test_what_was_not_found_is_no_pass(
-    make_worker: Worker, connect: Connect, recorded: Recorded, answers: tuple[str, str], lacking: str
-) -> None:
-    worker = make_worker()
-    client = connect(worker)
-    body = after(recorded, answers[0])
+def test_portkey_missing_part_is_unavailable(client: GateClient, answers: Answers, lacking: str) -> None:
+    event = make_event(answers[0])
     if lacking != "contexts":
-        client.post("/v1/contexts", json=registered("call-1"))
+        client.post("/v1/contexts", json=make_registration())
     if lacking == "question":
-        body["request"]["json"]["messages"] = []
+        event["request"]["json"]["messages"] = []
     if lacking == "answer":
-        body["response"] = {"json": {"output": [answers[0]]}, "text": "", "statusCode": 200}
-    assert verdict(client, body)["verdict"] is False
-    assert counted(worker) == {"unavailable": 1}
+        event["response"] = {"json": {"output": [answers[0]]}, "text": "", "statusCode": 200}
+    assert send(client, event)["verdict"] is False
+    assert client.count_decisions() == {"unavailable": 1}
 
 
-def test_a_completion_is_decided_about_as_a_chat_is(
-    make_worker: Worker, connect: Connect, recorded: Recorded, answers: tuple[str, str]
+def test_portkey_completion_is_withheld_as_a_chat_is(client: GateClient, answers: Answers) -> None:
+    client.post("/v1/contexts", json=make_registration())
+    event = make_event(answers[1])
+    event["request"]["json"] = {"prompt": "How long may an account be overdrawn?"}
+    event["response"]["json"]["choices"] = [{"index": 0, "text": answers[1]}]
+    outcome = send(client, event)
+    assert outcome["verdict"] is False
+    assert outcome["transformedData"]["response"]["json"]["choices"][0]["text"] == WITHHELD
+
+
+@pytest.mark.parametrize("choice", [{"delta": {"content": "For ever."}}, "For ever."])
+def test_portkey_unreadable_choice_is_replaced(client: GateClient, choice: Any) -> None:
+    event = make_event(None, None)
+    event["response"]["json"]["choices"][1] = choice
+    event["response"]["text"] = "For ever."
+    outcome = send(client, event)
+    assert outcome["verdict"] is False and client.count_decisions() == {"unavailable": 1}
+    assert WITHHELD in str(outcome["transformedData"]["response"]["json"]["choices"][1])
+
+
+def test_portkey_half_surrogate_is_no_pass(client: GateClient, answers: Answers) -> None:
+    event = make_event(answers[1] + "\ud800")
+    event["response"]["json"]["id"] = "\udfff"
+    outcome = send(client, event)
+    assert outcome["verdict"] is False and outcome["transformedData"]["response"]["text"] == WITHHELD
+
+
+def test_portkey_error_of_the_gate_is_no_pass(
+    client: GateClient, answers: Answers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client = connect(make_worker())
-    client.post("/v1/contexts", json=registered("call-1"))
-    body = after(recorded, answers[1])
-    body["request"]["json"] = {"prompt": "How long may an account be overdrawn?"}
-    body["response"]["json"]["choices"] = [{"index": 0, "text": answers[1]}]
-    found = verdict(client, body)
-    assert found["verdict"] is False
-    assert found["transformedData"]["response"]["json"]["choices"][0]["text"] == WITHHELD
-
-
-@pytest.mark.parametrize(
-    "choice",
-    [
-        {"message": {"role": "assistant", "content": {"text": "For ever."}}},
-        {"message": {"role": "assistant", "content": [{"type": "output", "value": "For ever."}]}},
-        {"message": {"role": "assistant", "parts": "For ever."}},
-        {"message": {"role": "assistant", "content": {"text": "For ever."}, "tool_calls": [{"id": "t"}]}},
-        {"message": "For ever."},
-        {"delta": {"content": "For ever."}},
-        "For ever.",
-    ],
-)
-def test_a_choice_that_cannot_be_read_is_no_pass(
-    make_worker: Worker, connect: Connect, recorded: Recorded, choice: Any
-) -> None:
-    worker = make_worker()
-    body = after(recorded, None, None)
-    body["response"]["json"]["choices"][1] = choice
-    body["response"]["text"] = "For ever."
-    found = verdict(connect(worker), body)
-    assert found["verdict"] is False and counted(worker) == {"unavailable": 1}
-    assert WITHHELD in str(found["transformedData"]["response"]["json"]["choices"][1])
-
-
-@pytest.mark.parametrize("message", [{"content": ""}, {"content": []}, {"tool_calls": [{"type": "function"}]}])
-def test_a_choice_without_an_answer_passes(
-    make_worker: Worker, connect: Connect, recorded: Recorded, message: dict[str, Any]
-) -> None:
-    worker = make_worker()
-    body = after(recorded, None)
-    body["response"]["json"]["choices"][0]["message"] = {"role": "assistant", **message}
-    assert verdict(connect(worker), body)["verdict"] is True and counted(worker) == {}
-
-
-def test_half_a_surrogate_pair_is_no_reason_to_pass(
-    make_worker: Worker, connect: Connect, recorded: Recorded, answers: tuple[str, str]
-) -> None:
-    body = after(recorded, answers[1] + "\ud800")
-    body["response"]["json"]["id"] = "\udfff"
-    found = verdict(connect(make_worker()), body)
-    assert found["verdict"] is False and found["transformedData"]["response"]["text"] == WITHHELD
-
-
-def test_an_error_of_the_gate_is_no_pass(
-    make_worker: Worker,
-    connect: Connect,
-    recorded: Recorded,
-    answers: tuple[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    worker = make_worker()
-
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("a defect")
 
-    client = connect(worker)
-    monkeypatch.setattr(worker, "decide", fail)
-    assert verdict(client, after(recorded, answers[0]))["verdict"] is False
-    assert counted(worker) == {"unavailable": 1} and "a defect" in caplog.text
-    for of, broken in ((worker, "record_failure"), (worker.gatherer, "get_registered_call")):
-        monkeypatch.setattr(of, broken, fail)
-        assert verdict(client, after(recorded, answers[0]))["verdict"] is False
+    service = client.service
+    monkeypatch.setattr(service, "decide", fail)
+    assert send(client, make_event(answers[0]))["verdict"] is False
+    assert client.count_decisions() == {"unavailable": 1} and "a defect" in caplog.text
+    for owner, broken in ((service, "record_failure"), (service.gatherer, "get_registered_call")):
+        monkeypatch.setattr(owner, broken, fail)
+        assert send(client, make_event(answers[0]))["verdict"] is False
 
 
-def test_a_call_of_tools_passes(make_worker: Worker, connect: Connect, recorded: Recorded) -> None:
-    assert verdict(connect(make_worker()), after(recorded, None))["verdict"] is True
-
-
-def test_the_verdict_is_sent_before_portkey_would_take_the_answer_for_a_good_one() -> None:
+def test_portkey_timeout_is_below_the_wait_of_portkey() -> None:
     assert ServeSettings().portkey_timeout_s + GRACE_S < PORTKEY_WAITS_S
 
 
@@ -202,50 +138,36 @@ def stuck() -> Iterator[threading.Event]:
     event.set()
 
 
-@pytest.fixture
-def hurried(make_worker: Worker) -> GateService:
-    return make_worker(portkey_timeout_s=0.05)
-
-
-def test_a_decision_that_takes_too_long_is_no_pass(
-    hurried: GateService,
-    connect: Connect,
-    recorded: Recorded,
-    answers: tuple[str, str],
-    stuck: threading.Event,
-    monkeypatch: pytest.MonkeyPatch,
+def test_portkey_slow_decision_is_no_pass(
+    connect: Connect, answers: Answers, stuck: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = connect(hurried)
-    client.post("/v1/contexts", json=registered("call-1"))
+    client = connect(portkey_timeout_s=0.05)
+    client.post("/v1/contexts", json=make_registration())
     score_with_model = Gate.score_with_model
-    monkeypatch.setattr(Gate, "score_with_model", lambda *given: stuck.wait(30) and score_with_model(*given))
-    assert verdict(client, after(recorded, answers[0]))["verdict"] is False
-    assert counted(hurried) == {"unavailable": 1}
+    monkeypatch.setattr(Gate, "score_with_model", lambda *inputs: stuck.wait(30) and score_with_model(*inputs))
+    assert send(client, make_event(answers[0]))["verdict"] is False
+    assert client.count_decisions() == {"unavailable": 1}
     stuck.set()
 
 
 @pytest.mark.parametrize("on_unavailable", ["abstain", "show"])
 @pytest.mark.parametrize("slow", ["get_call", "record_decision"])
-def test_a_log_that_takes_too_long_is_no_pass(
-    make_worker: Worker,
+def test_portkey_slow_log_is_no_pass(
     connect: Connect,
-    recorded: Recorded,
-    answers: tuple[str, str],
+    answers: Answers,
     stuck: threading.Event,
     monkeypatch: pytest.MonkeyPatch,
     on_unavailable: str,
     slow: str,
 ) -> None:
-    """What the log does not take in time is withheld, and counted."""
-    worker = make_worker(portkey_timeout_s=0.5, on_unavailable=on_unavailable)
-    client = connect(worker)
-    client.post("/v1/contexts", json=registered("call-1"))
+    client = connect(portkey_timeout_s=0.5, on_unavailable=on_unavailable)
+    client.post("/v1/contexts", json=make_registration())
     never: Callable[..., object] = (lambda *_: stuck.wait(30)) if slow == "get_call" else (lambda *_: Future())
-    monkeypatch.setattr(worker.log, slow, never)
-    found = verdict(client, after(recorded, *answers))
-    assert found["verdict"] is False and found["transformedData"]["response"]["text"] == WITHHELD
-    assert [one["decision"] for one in found["data"]["answers"]] == ["unavailable"] * 2
-    counts = [line for line in client.get("/metrics").text.splitlines() if line.startswith("abstain_decisions_total")]
+    monkeypatch.setattr(client.service.log, slow, never)
+    outcome = send(client, make_event(*answers))
+    assert outcome["verdict"] is False and outcome["transformedData"]["response"]["text"] == WITHHELD
+    assert [summary["decision"] for summary in outcome["data"]["answers"]] == ["unavailable"] * 2
+    counts = [line for line in client.read_metrics().splitlines() if line.startswith("abstain_decisions_total")]
     assert len(counts) == 1 and counts[0].endswith(" 2.0")
     assert all(part in counts[0] for part in ('decision="unavailable"', 'shown="no"', 'source="portkey"'))
     stuck.set()

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from starlette.types import Scope
 
 from abstain.core.codes import Code
-from abstain.core.errors import AbstainError
+from abstain.core.errors import AbstainError, describe_first_problem
 from abstain.serving.api.middleware import (
     BODY,
     BODY_RECEIVED_AT,
@@ -365,7 +365,7 @@ def _describe_scorer(predictor: Predictor) -> ScorerResponse:
     return ScorerResponse(
         name=scorer.name,
         kind=scorer.kind,
-        components=scorer.component_names,
+        components=tuple(scorer.components),
         threshold=predictor.threshold,
         base_model=predictor.source.params.model,
         forward_tokens=scorer.forward_tokens,
@@ -435,6 +435,5 @@ def parse_states_request(content: bytes) -> tuple[GateRequest, StatesDescription
         description = StatesDescription.model_validate_json(json.dumps(fields.pop("states", None)))
         return GateRequest.model_validate_json(json.dumps(fields)), description
     except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(map(str, problem["loc"]))
-        raise AbstainError(Code.INVALID_ROW, f"request in the metadata: {where}: {problem['msg']}") from None
+        message = f"request in the metadata: {describe_first_problem(error)}"
+        raise AbstainError(Code.INVALID_ROW, message) from None

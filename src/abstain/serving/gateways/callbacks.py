@@ -89,16 +89,10 @@ def langchain_callback(
             self._chains[run_id] = chain
 
         def on_llm_start(self, *_: Any, run_id: UUID, parent_run_id: UUID | None = None, **__: Any) -> None:
-            self._require_chain("model", run_id, parent_run_id)
+            if not self._follow(run_id, parent_run_id):
+                _withhold("a run is outside of any chain: give the callback to the chain", withheld_text)
 
-        def on_chat_model_start(self, *_: Any, run_id: UUID, parent_run_id: UUID | None = None, **__: Any) -> None:
-            self._require_chain("model", run_id, parent_run_id)
-
-        def on_tool_start(self, *_: Any, run_id: UUID, parent_run_id: UUID | None = None, **__: Any) -> None:
-            self._require_chain("tool", run_id, parent_run_id)
-
-        def on_retriever_start(self, *_: Any, run_id: UUID, parent_run_id: UUID | None = None, **__: Any) -> None:
-            self._require_chain("retriever", run_id, parent_run_id)
+        on_chat_model_start = on_tool_start = on_retriever_start = on_llm_start
 
         def on_retriever_end(self, documents: Sequence[Any], *, run_id: UUID, **_: Any) -> None:
             if chain := self._chains.get(run_id):
@@ -112,10 +106,6 @@ def langchain_callback(
                 _require_shown(
                     decide_if_complete(gate, chain.question, chain.contexts, _get_text(outputs, answer)), withheld_text
                 )
-
-        def _require_chain(self, kind: str, run_id: UUID, parent: UUID | None) -> None:
-            if not self._follow(run_id, parent):
-                _withhold(f"a {kind} runs outside of any chain: give the callback to the chain", withheld_text)
 
         def _follow(self, run_id: UUID, parent: UUID | None) -> bool:
             """Return whether a run is inside of a chain that this callback has seen."""

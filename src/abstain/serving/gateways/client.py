@@ -16,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from abstain.config.serve_settings import OnUnavailable
 from abstain.core.codes import Code
+from abstain.core.errors import describe_first_problem
 from abstain.serving.decision import Decision, DecisionReason
 
 _DECISION = TypeAdapter(Decision)
@@ -91,7 +92,7 @@ class HttpGate:
                 return Decision.unavailable("", _get_rejection_reason(response))
             return _DECISION.validate_json(response.raise_for_status().content, strict=True)
         except (httpx.HTTPError, ValidationError) as error:
-            cause = _describe_invalid_field(error) if isinstance(error, ValidationError) else error
+            cause = describe_first_problem(error) if isinstance(error, ValidationError) else error
             reason = DecisionReason(Code.NO_SERVICE, f"the gate server gave no decision ({cause})")
             return make_unavailable_decision(self, reason)
 
@@ -133,11 +134,6 @@ def decide_if_complete(gate: GateLike, question: str | None, contexts: Sequence[
         missing = "answer" if question and question.strip() else "question"
         return make_unavailable_decision(gate, DecisionReason(Code.INVALID_ROW, f"{missing}: none was found"))
     return gate.decide(question, contexts, answer)
-
-
-def _describe_invalid_field(error: ValidationError) -> str:
-    first = error.errors(include_input=False)[0]
-    return ": ".join([*map(str, first["loc"]), first["msg"]])
 
 
 def _get_rejection_reason(response: httpx.Response) -> DecisionReason:

@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from abstain.config.serve_settings import GatewayPaths
 from abstain.core.codes import Code
 from abstain.core.contracts import Context
-from abstain.core.errors import AbstainError
+from abstain.core.errors import AbstainError, describe_first_problem
 from abstain.data.decision_log.calls import RegisteredCall
 from abstain.ingest.exports.expressions import Expression
 from abstain.serving.decision import Decision, DecisionReason
@@ -118,18 +118,28 @@ def count_passed(service: GateService, source: str, reason: PassReason) -> None:
     service.metrics.passed.labels(source, reason.value).inc()
 
 
-async def register_call(service: GateService, fields: GatewayFields) -> None:
+async def remember_call(
+    service: GateService, parser: GatewayFieldParser, request: Mapping[str, Any], source: str
+) -> None:
     """Store the fields of a request before its answer, together with what the assistant registered by the same key.
 
-    The assistant's question precedes that of the request.
+    The assistant's question precedes that of the request. Without a call id nothing is stored. Never raises for a
+    request that cannot be stored, which is logged: its answer will be "unavailable".
 
     Args:
         service: The gate service.
-        fields: Fields of the request; without a call id nothing is stored.
-
-    Raises:
-        AbstainError: The log cannot be written, or the caller has sent too many rows.
+        parser: Finds the fields in this gateway's requests.
+        request: Body that the gateway sent; it passes, which is counted.
+        source: Name of the gateway, for the log and the metrics.
     """
+    count_passed(service, source, PassReason.REQUEST)
+    try:
+        await _register_call(service, parser.parse(request))
+    except AbstainError as error:
+        _log.warning("%s: a question is not remembered: %s", source, error.message_with_code)
+
+
+async def _register_call(service: GateService, fields: GatewayFields) -> None:
     if fields.call_id is None:
         return
     service.row_quota.take(get_current_caller())
@@ -292,7 +302,4 @@ def _validate(schema: type[Any], values: Mapping[str, Any]) -> Any:
     try:
         return schema(**values)
     except ValidationError as error:
-        problem = error.errors()[0]
-        raise AbstainError(
-            Code.INVALID_ROW, f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}: correct its path"
-        ) from None
+        raise AbstainError(Code.INVALID_ROW, f"{describe_first_problem(error)}: correct its path") from None

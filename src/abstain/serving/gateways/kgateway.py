@@ -10,7 +10,6 @@ mask has to have a text in every message.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Annotated, Any
 
@@ -18,15 +17,14 @@ from fastapi import APIRouter, Body, Depends, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from abstain.core.codes import Code
-from abstain.core.errors import AbstainError
-from abstain.serving.gateways.answers import Answer, PassReason, get_choices, read_answers, replace_text
+from abstain.core.errors import AbstainError, describe_first_problem
+from abstain.serving.gateways.answers import Answer, get_choices, read_answers, replace_text
 from abstain.serving.gateways.core import (
     MAX_LIST_ITEMS,
     GatewayFieldParser,
     add_headers,
-    count_passed,
     decide_answers,
-    register_call,
+    remember_call,
     to_valid_json,
 )
 from abstain.serving.service.gate_service import GateService
@@ -35,7 +33,6 @@ SOURCE = "kgateway"
 PREFIX = "/gateways/kgateway"
 REJECTED_STATUS = 403
 """The status of a rejected answer."""
-_log = logging.getLogger("abstain.serve")
 
 
 class Message(BaseModel):
@@ -108,11 +105,7 @@ def make_kgateway_routes(service: GateService, require_ask: Callable[..., Any]) 
     @routes.post("/request", operation_id="kgateway_request")
     async def prompt(body: PromptRequest, request: Request) -> PromptResponse:
         """Remember a question; it passes."""
-        count_passed(service, SOURCE, PassReason.REQUEST)
-        try:
-            await register_call(service, finder.parse(add_headers(body.body.model_dump(), request)))
-        except AbstainError as error:  # its answer will be `unavailable`
-            _log.warning("%s: a question is not remembered: %s", SOURCE, error.message_with_code)
+        await remember_call(service, finder, add_headers(body.body.model_dump(), request), SOURCE)
         return PromptResponse(action=PassAction(reason="decided with the answer"))
 
     @routes.post("/response", operation_id="kgateway_response")
@@ -152,9 +145,8 @@ def _read_response(body: dict[str, Any]) -> tuple[dict[str, Any], list[Answer]]:
         response = ResponseRequest.model_validate(body).body.model_dump()
         return response, read_answers(response)
     except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(map(str, problem["loc"]))
-        unreadable = AbstainError(Code.INVALID_ROW, f"answer: {where}: {problem['msg']}: send what the model answered")
+        message = f"answer: {describe_first_problem(error)}: send what the model answered"
+        unreadable = AbstainError(Code.INVALID_ROW, message)
         choices = get_choices(body.get("body"))[:MAX_LIST_ITEMS] or [{}]
         return {"choices": [{} for _ in choices]}, [unreadable for _ in choices]
 

@@ -6,7 +6,6 @@ after it. Both have the call's id, by which they are joined.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
@@ -15,20 +14,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.serving.gateways.answers import Answer, PassReason, read_answers
-from abstain.serving.gateways.core import (
-    MAX_LIST_ITEMS,
-    GatewayFieldParser,
-    count_passed,
-    decide_answers,
-    register_call,
-)
+from abstain.serving.gateways.answers import Answer, read_answers
+from abstain.serving.gateways.core import MAX_LIST_ITEMS, GatewayFieldParser, decide_answers, remember_call
 from abstain.serving.service.gate_service import GateService
 
 SOURCE = "litellm"
 REDACTED_HEADER_VALUE = "[present]"
 """The value that LiteLLM gives a header that it does not forward."""
-_log = logging.getLogger("abstain.serve")
 
 
 class LiteLLMRequest(BaseModel):
@@ -69,11 +61,7 @@ def make_litellm_routes(service: GateService, require_ask: Callable[..., Any]) -
                 name: value for name, value in headers.items() if value != REDACTED_HEADER_VALUE
             }
         if call.input_type == "request":
-            count_passed(service, SOURCE, PassReason.REQUEST)
-            try:
-                await register_call(service, finder.parse(request))
-            except AbstainError as error:  # its answer will be `unavailable`
-                _log.warning("%s: a question is not remembered: %s", SOURCE, error.message_with_code)
+            await remember_call(service, finder, request, SOURCE)
             return LiteLLMResponse(action="NONE")
         answers = _read_response(request)
         decisions = await decide_answers(service, finder, request, answers, SOURCE, use_call_id=True)

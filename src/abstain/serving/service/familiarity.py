@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 
 from abstain.llm.familiarity.familiarity import Familiarity, SelfFamiliarity
 from abstain.serving.service.batching import Batcher
 from abstain.serving.service.callers import get_current_caller
 from abstain.serving.service.version_follower import LoadedVersion, VersionFollower
 from abstain.serving.service.waiting import WaitForDisconnect, cancel_on_disconnect, run_with_timeout
-
-
-@dataclass(frozen=True)
-class _VersionScorer:
-    version: LoadedVersion
-    scorer: SelfFamiliarity
 
 
 class FamiliarityMeter:
@@ -29,7 +22,7 @@ class FamiliarityMeter:
 
     def __init__(self, follower: VersionFollower, batcher: Batcher, timeout_s: float) -> None:
         self._follower, self._batcher, self._timeout_s = follower, batcher, timeout_s
-        self._loaded: _VersionScorer | None = None
+        self._scorer: tuple[LoadedVersion, SelfFamiliarity] | None = None
 
     async def measure(
         self, instruction: str, wait_for_disconnect: WaitForDisconnect
@@ -48,11 +41,10 @@ class FamiliarityMeter:
                 the caller has left.
         """
         version = self._follower.require_current()
-        if self._loaded is None or self._loaded.version is not version:
+        if self._scorer is None or self._scorer[0] is not version:
             source = version.gate.predictor.source
-            scorer = SelfFamiliarity(source.params.model, source.params.layout, source.settings)
-            self._loaded = _VersionScorer(version, scorer)
-        scorer = self._loaded.scorer
+            self._scorer = version, SelfFamiliarity(source.params.model, source.params.layout, source.settings)
+        scorer = self._scorer[1]
         job = self._batcher.run(("familiarity", version), scorer.score, instruction, caller=get_current_caller())
         familiarity: Familiarity = await run_with_timeout(
             self._timeout_s, cancel_on_disconnect(job, wait_for_disconnect)

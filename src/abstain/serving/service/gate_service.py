@@ -17,11 +17,12 @@ from opentelemetry.context import Context as TraceContext
 
 from abstain.config.serve_settings import ServeSettings
 from abstain.core.codes import Code
-from abstain.core.contracts import Question
+from abstain.core.contracts import Interaction, Question
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log.log import DecisionLog
 from abstain.serving.decision import Decision, DecisionReason
-from abstain.serving.gate import DecisionInput, ScoredAnswer, UnreadAnswer, make_interaction_id, to_contexts
+from abstain.serving.explanation import Explanation
+from abstain.serving.gate import DecisionInput, Gate, ScoredAnswer, UnreadAnswer, make_interaction_id, to_contexts
 from abstain.serving.generate import explain_no_room, generate_answers
 from abstain.serving.service.batching import Batcher
 from abstain.serving.service.callers import Quota, get_current_caller
@@ -32,7 +33,6 @@ from abstain.serving.service.decision_inputs import (
     RetrieveChunks,
     count_characters,
 )
-from abstain.serving.service.explainer import Explainer
 from abstain.serving.service.familiarity import FamiliarityMeter
 from abstain.serving.service.feedback import FeedbackRecorder
 from abstain.serving.service.metrics import Metrics
@@ -42,7 +42,7 @@ from abstain.serving.service.schemas import AnswerRequest, GateRequest
 from abstain.serving.service.shadow import ShadowGate
 from abstain.serving.service.tries import Tries
 from abstain.serving.service.version_follower import LoadedVersion, VersionFollower
-from abstain.serving.service.waiting import CallerLeft, WaitForDisconnect, cancel_on_disconnect
+from abstain.serving.service.waiting import CallerLeft, WaitForDisconnect, cancel_on_disconnect, run_with_timeout
 
 MakeDecision = Callable[[LoadedVersion | None], Awaitable[Decision | None]]
 """Makes the decision by the live version; None if there is none or it lacks the input."""
@@ -74,7 +74,6 @@ class GateService:
     Attributes:
         metrics: Metrics of the server.
         gatherer: Gathers the inputs of decisions.
-        explainer: Explains decisions.
         feedback: Records thumbs, reviews and contexts.
         familiarity: Measures the base model's familiarity with instructions.
         row_quota: Number of log rows that one caller may write; whoever writes rows takes from it first.
@@ -101,7 +100,6 @@ class GateService:
         self.shadow = (
             None if shadow_follower is None else ShadowGate(shadow_follower, log, self.metrics, shadow_batcher)
         )
-        self.explainer = Explainer(follower, self._batcher, self.gatherer, settings.timeout_s)
         self.feedback = FeedbackRecorder(log, self.metrics, self.gatherer, self._redactions, settings.timeout_s)
         self.familiarity = FamiliarityMeter(follower, self._batcher, settings.answer_timeout_s)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -303,6 +301,28 @@ class GateService:
         self._recorder.update_metrics(decision, source, time.perf_counter())
         return decision
 
+    async def explain(self, interaction: Interaction, allow_no_context: bool = False) -> Explanation:
+        """Decide about an answer that somebody tries, and explain the decision; it is neither logged nor counted.
+
+        Args:
+            interaction: Texts of the answer.
+            allow_no_context: Decide even if nothing was retrieved.
+
+        Returns:
+            The decision with its explanation.
+
+        Raises:
+            AbstainError: The texts are too long, no version is live, or there is no decision in time.
+        """
+        self.gatherer.check_text_length(
+            count_characters(interaction.question, interaction.answer, interaction.contexts)
+        )
+        version = self.follower.require_current()
+        run = partial(_explain_all, version.gate, allow_no_context)
+        key = ("explain", version, allow_no_context)
+        job = self._batcher.run(key, run, interaction, caller=get_current_caller())
+        return await run_with_timeout(self.settings.timeout_s, job)
+
     async def answer(
         self,
         request: AnswerRequest,
@@ -420,3 +440,7 @@ class GateService:
         self.follower.refresh()
         if self.shadow is not None:
             self.shadow.follower.refresh()
+
+
+def _explain_all(gate: Gate, allow_no_context: bool, interactions: Sequence[Interaction]) -> list[Explanation]:
+    return [gate.explain(interaction, allow_no_context) for interaction in interactions]

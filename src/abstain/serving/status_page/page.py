@@ -196,7 +196,7 @@ class _Page:
         except ValidationError as error:
             raise _make_invalid_problem(error) from None
         version = self._service.follower.current
-        explanation = await self._service.explainer.explain(row, bool(inputs["allow_no_context"]))
+        explanation = await self._service.explain(row, bool(inputs["allow_no_context"]))
         decision = explanation.decision
         values = {
             "explanation": explanation,
