@@ -11,24 +11,7 @@ from abstain.core.codes import Code
 from abstain.data.decision_log.monitoring_windows import Alarm, MonitoringWindow
 from abstain_cli.monitor import format_monitoring, load_example_questions
 from abstain_tasks.monitoring.monitor import MonitoringResult
-from tests.data.decision_log.builders import decision, interaction, open_log, url_of, window_statistics
-
-STATISTICS = window_statistics(
-    reviews=2,
-    excluded_self_selected=1,
-    guarantee={
-        "metric": "precision",
-        "target": 0.9,
-        "alpha": 0.04,
-        "estimate": 0.8,
-        "low": 0.7,
-        "high": 0.9,
-        "is_violated": False,
-        "violated_on": None,
-        "reviews": 2,
-        "e_value": 1.5,
-    },
-)
+from tests.data.decision_log.builders import decision, interaction, make_window_statistics, open_log, url_of
 
 
 def test_who_has_traffic_but_no_window_learns_what_a_window_needs() -> None:
@@ -40,7 +23,7 @@ def test_who_has_traffic_but_no_window_learns_what_a_window_needs() -> None:
 
 def window(*alarms: Alarm) -> MonitoringWindow:
     begin, end = datetime(2026, 11, 1, tzinfo=UTC), datetime(2026, 11, 6, tzinfo=UTC)
-    return MonitoringWindow("v1.0.0", begin, end, STATISTICS, alarms)
+    return MonitoringWindow("v1.0.0", begin, end, make_window_statistics(), alarms)
 
 
 def printed(one: MonitoringWindow, asked: dict[str, str]) -> list[str]:
@@ -63,9 +46,3 @@ def test_an_example_has_the_question_that_the_log_keeps(tmp_path: Path, monkeypa
     assert first == f"  example i-1: {interaction('i-1').question}"
     assert second.startswith("  example i-2: Is it ") and "\x1b" not in second and len(second) <= 100
     assert third == "  example i-9"
-
-
-def test_the_statistics_say_when_a_guarantee_counts_as_violated() -> None:
-    said = "\n".join(printed(window(), {}))
-    assert "the alarm is at 25 " in said, "1 / 0.04"
-    assert "1 self-selected review of the version left out" in said

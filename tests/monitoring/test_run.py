@@ -18,13 +18,12 @@ from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log import queries
 from abstain.data.decision_log.database import LogDatabase
-from abstain.data.decision_log.monitoring_windows import MonitoringWindow
+from abstain.data.decision_log.monitoring_windows import MonitoringWindow, VectorComparison
 from abstain.data.store.dataset import DataStore
 from abstain.monitoring.live_guarantee import GuaranteedTarget
 from abstain.monitoring.reviewed_decisions import join_reviews
 from abstain.monitoring.run import FINAL_AFTER, MonitoredVersion, MonitoringInputs, compute_windows
 from abstain.monitoring.traffic import read_traffic
-from abstain.monitoring.window_comparison import ComparisonResult
 from abstain.reports.monitoring_window import format_statistics, history_rows, render_window
 from tests.checkout import shipped_params
 from tests.data.decision_log.builders import url_of
@@ -123,9 +122,9 @@ def test_without_a_change_both_windows_are_quiet_and_the_second_is_judged(judged
     assert second.statistics.decisions == 350 and 0.6 < second.statistics.coverage < 0.8
     assert second.statistics.guarantee.reviews > second.statistics.precision.reviews > 80
     assert first.statistics.guarantee.reviews == first.statistics.precision.reviews  # those that came by then
-    assert "contexts" not in first.statistics.compared and second.statistics.compared["contexts"].p_value > 0.05
+    assert first.statistics.compared.contexts is None and second.statistics.compared.contexts.p_value > 0.05
     assert second.statistics.prediction_errors.windows == 1 and second.statistics.prediction_errors.mean_error < 0.06
-    assert "A201" in second.statistics.compared["states"].note
+    assert "A201" in second.statistics.compared.states.note
     say_everything(second)
 
 
@@ -222,7 +221,7 @@ def test_a_window_of_one_document_is_not_judged_by_it(tmp_path: Path) -> None:
         for one in traffic(START, 10, seed=2)
     ]
     window = watched(tmp_path, answers).windows()[-1]
-    assert "contexts" not in window.statistics.compared
+    assert window.statistics.compared.contexts is None
     assert "too few answers or documents" in str(window.statistics.notes)
     assert Code.INPUT_DRIFT not in {alarm.code for alarm in window.alarms}
     say_everything(window)
@@ -261,11 +260,9 @@ def test_old_answers_of_which_the_cache_keeps_some_alone_are_no_drift(ten_days: 
     pruned = START + timedelta(days=4)
     others = frozenset(f"i-{number:05}" for number in range(0, 700, 3))
 
-    def states(since: datetime) -> ComparisonResult:
+    def states(since: datetime) -> VectorComparison:
         inputs = ten_days.inputs(cached=1.0, moved=others, pruned_until=pruned, states_since=since)
-        return ComparisonResult.from_json(
-            compute_windows(inputs, [], PARAMS, END)[-1].statistics.to_dict()["compared"]["states"]
-        )
+        return compute_windows(inputs, [], PARAMS, END)[-1].statistics.compared.states
 
     assert (states(pruned).p_value or 0) > PARAMS.alpha
     assert (states(START).p_value or 1) < PARAMS.alpha, "what is compared with them is"

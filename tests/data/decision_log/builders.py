@@ -8,7 +8,7 @@ from typing import Any
 
 from abstain.data.decision_log.decisions import LoggedDecision
 from abstain.data.decision_log.log import DecisionLog
-from abstain.data.decision_log.monitoring_windows import WindowStatistics
+from abstain.data.decision_log.monitoring_windows import CheckedGuarantee, WindowStatistics
 from tests.data.builders import interaction
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -55,14 +55,34 @@ def bytes_in(folder: Path) -> bytes:
     return b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
 
 
-def window_statistics(**changes: Any) -> WindowStatistics:
-    """The statistics of a window without decisions or reviews, but for `changes`."""
+def make_window_statistics(**changes: Any) -> WindowStatistics:
+    """Return the statistics of a window without decisions or reviews, except for `changes`."""
     empty: dict[str, Any] = dict.fromkeys(
-        ("coverage", "unavailable", "expected", "precision", "guarantee", "calibration")
+        ("coverage", "unavailable", "expected", "precision", "reviewed_precision", "guarantee", "calibration")
     )
     empty |= dict.fromkeys(("decisions", "shown", "reviews", "excluded_self_selected", "self_selected"), 0)
     empty |= {"products": {}, "unavailable_codes": {}, "feed": {}, "notes": []}
     empty |= {"confidence": {"deciles": [], "stability_index": None}}
     empty |= {"prediction_errors": {"windows": 0, "mean_error": None}}
-    empty |= {"compared": {"writers": {"statistics": {"now": {}}}}}
+    empty |= {"compared": {"writers": {"statistics": {"before": {}, "now": {}, "new": 0.0}}}}
     return WindowStatistics.model_validate(empty | changes)
+
+
+def make_guarantee(**changes: Any) -> CheckedGuarantee:
+    """Return a checked guarantee of a precision of 0.9 that holds."""
+    fields = {
+        "metric": "precision",
+        "target": 0.9,
+        "alpha": 0.05,
+        "estimate": 0.85,
+        "low": 0.8,
+        "high": 0.91,
+        "e_value": 1.5,
+        "max_e_value": 2.5,
+        "is_violated": False,
+        "violated_on": None,
+        "reviews": 90,
+        "documents": 40,
+        "inputs": "0123456789abcdef",
+    }
+    return CheckedGuarantee.model_validate(fields | changes)

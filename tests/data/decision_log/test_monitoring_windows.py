@@ -11,7 +11,7 @@ import pytest
 from abstain.core.codes import Code
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.monitoring_windows import Alarm, MonitoringWindow, read_windows, write_windows
-from tests.data.decision_log.builders import url_of, window_statistics
+from tests.data.decision_log.builders import make_guarantee, make_window_statistics, url_of
 
 DAY = timedelta(days=1)
 START = datetime(2026, 11, 2, tzinfo=UTC)
@@ -28,12 +28,15 @@ def database(tmp_path: Path) -> Iterator[LogDatabase]:
 
 
 def window(start: int, end: int, version: str = "v1.0.0", decisions: int = 300, **changes: object) -> MonitoringWindow:
-    made = MonitoringWindow(version, START + start * DAY, START + end * DAY, window_statistics(decisions=decisions))
+    made = MonitoringWindow(
+        version, START + start * DAY, START + end * DAY, make_window_statistics(decisions=decisions)
+    )
     return replace(made, **changes)
 
 
 def test_windows_come_back_as_they_were_written_oldest_first(database: LogDatabase) -> None:
-    first, second = window(0, 3, alarms=ALARMS, is_final=True), window(3, 4)
+    statistics = make_window_statistics(guarantee=make_guarantee(e_value=float("inf"), low=float("nan")))
+    first, second = window(0, 3, alarms=ALARMS, is_final=True), window(3, 4, statistics=statistics)
     write_windows(database, [second, first])
     assert read_windows(database) == (first, second)
     assert read_windows(database, newest=1) == (second,)

@@ -31,7 +31,7 @@ from abstain.serving.service.gate_service import GateService
 from abstain.serving.service.keys import ApiKeys, create_key
 from abstain.serving.service.version_follower import VersionInfo
 from tests.data.builders import cited, interaction
-from tests.data.decision_log.builders import decision, url_of, window_statistics
+from tests.data.decision_log.builders import decision, make_window_statistics, url_of
 from tests.serving.status_page.builders import (
     GUARANTEE,
     SINCE,
@@ -151,9 +151,11 @@ def window(start: int, *alarms: Alarm, **statistics: object) -> MonitoringWindow
         "unavailable": 0.01,
         "expected": {"value": 0.9, "low": 0.85, "high": 0.95},
         "reviews": 60,
-        "precision": {"reviews": 60, "documents": 30, "precision": 0.875},
+        "precision": {"reviews": 60, "documents": 30, "n_eff": 60, "precision": 0.875},
     }
-    return MonitoringWindow("v1.2.0", begin, begin + timedelta(days=3), window_statistics(**told | statistics), alarms)
+    return MonitoringWindow(
+        "v1.2.0", begin, begin + timedelta(days=3), make_window_statistics(**told | statistics), alarms
+    )
 
 
 def test_the_page_has_the_stored_windows_of_the_monitoring(tmp_path: Path, page: TestClient) -> None:
