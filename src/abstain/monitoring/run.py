@@ -195,13 +195,11 @@ class _VersionMonitor:
             earlier_decisions = self._decisions[self._decisions["decided_at"] < days.start]
             decided = self._summarize_decisions(decisions, earlier_decisions)
         until = None if days is self.ranges[-1] else days.end
-        own = {
-            "guarantee": self._check_guarantee(until, former.guarantee if former else None),
-            "prediction_errors": window_statistics.summarize_prediction_errors(earlier),
-            "feed": feed,
-        }
         reviewed = self._summarize_reviews(days, decisions, arrived)
-        statistics = WindowStatistics.model_validate(dict(decided) | dict(reviewed) | own)
+        fields = dict(decided) | dict(reviewed)
+        fields["guarantee"] = self._check_guarantee(until, former.guarantee if former else None)
+        fields["prediction_errors"] = window_statistics.summarize_prediction_errors(earlier)
+        statistics = WindowStatistics.model_validate(fields | {"feed": feed})
         alarms = raise_alarms(statistics, _select_examples(decisions, arrived), self._params)
         is_final = days.end <= self._now - FINAL_AFTER
         return MonitoringWindow(days.version, days.start, days.end, statistics, alarms, is_final)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from abstain.core.errors import AbstainError
 from abstain.data.decision_log.decisions import LoggedDecision
 from abstain.data.decision_log.log import DecisionLog
 from abstain.data.decision_log.monitoring_windows import CheckedGuarantee, WindowStatistics
@@ -53,6 +55,20 @@ def pseudonym(name: str) -> str:
 def bytes_in(folder: Path) -> bytes:
     """Everything that the database has on disk."""
     return b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
+
+
+def get_outcome(future: Future[Any]) -> Any:
+    """Return the outcome of a row, or the code of its error, which is one line."""
+    error = future.exception(timeout=20)
+    if error is None:
+        return future.result()
+    assert isinstance(error, AbstainError) and "\n" not in str(error)
+    return error.code
+
+
+def record(log: DecisionLog, *decisions: LoggedDecision) -> list[Any]:
+    """Record decisions one after the other, and return their outcomes."""
+    return [get_outcome(log.record_decision(row)) for row in decisions]
 
 
 def make_window_statistics(**changes: Any) -> WindowStatistics:
