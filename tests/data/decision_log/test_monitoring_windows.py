@@ -27,7 +27,9 @@ def database(tmp_path: Path) -> Iterator[LogDatabase]:
         yield opened
 
 
-def make_window(start: int, end: int, version: str = "v1.0.0", decisions: int = 300, **changes: object) -> MonitoringWindow:
+def make_window(
+    start: int, end: int, version: str = "v1.0.0", decisions: int = 300, **changes: object
+) -> MonitoringWindow:
     made = MonitoringWindow(
         version, START + start * DAY, START + end * DAY, make_window_statistics(decisions=decisions)
     )
