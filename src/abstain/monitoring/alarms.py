@@ -73,8 +73,7 @@ def _raise_review_alarms(
 
 def _raise_drift_alarms(compared: Comparisons, params: MonitoringParams) -> Iterator[Alarm]:
     texts = {"questions": compared.questions, "answers": compared.answers, "contexts": compared.contexts}
-    judged = {name: text for name, text in texts.items() if text and text.p_value is not None}
-    p_values = {name: text.p_value for name, text in judged.items() if text.p_value is not None}
+    p_values = {name: text.p_value for name, text in texts.items() if text and text.p_value is not None}
     p_value = combine_p_values(p_values.values())
     if p_value <= params.alpha:
         first = min(p_values, key=lambda name: p_values[name])
@@ -82,7 +81,7 @@ def _raise_drift_alarms(compared: Comparisons, params: MonitoringParams) -> Iter
         yield Alarm(
             Code.INPUT_DRIFT,
             f"{join_words(drifted or [first])} differ from those before under this version (p = {p_value:.2g})",
-            judged[first].examples,
+            getattr(compared, first).examples,
         )
     states, topics = compared.states, compared.topics
     if states and states.is_significant(params.alpha):
