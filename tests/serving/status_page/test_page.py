@@ -52,23 +52,7 @@ HOSTILE = [
 TRIED = {"question": "What is the fee?", "contexts": "There is no fee.\n\nAsk.", "answer": "None, é 😀."}
 CRITERIA = {"complete": "yes", "correct": "no", "truthful": "yes"}
 CHINESE = "年费是多少" * 4000
-LogIn = Callable[..., TestClient]
-
-
-@pytest.fixture(scope="module")
-def bundle(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("release")
-    return fused_release(folder / "bundle", model, Settings(home=folder / "home", device="cpu", dtype="float32"))
-
-
-@pytest.fixture
-def service(bundle: Path, settings: Settings, tmp_path: Path) -> GateService:
-    """v1.2.0 is live."""
-    version = VersionInfo("v1.2.0", "0", SINCE, ("a notice",))
-    service = make_service(tmp_path, FixedReleases(version, bundle), settings)
-    service.follower.refresh()
-    assert service.follower.current, service.follower.last_error
-    return service
+OpenSession = Callable[..., TestClient]
 
 
 @pytest.fixture
@@ -97,22 +81,22 @@ def open_browser(service: GateService, tmp_path: Path) -> Iterator[Callable[...,
 
 
 @pytest.fixture
-def log_in(open_browser: Callable[..., tuple[TestClient, str]]) -> LogIn:
+def open_session(open_browser: Callable[..., tuple[TestClient, str]]) -> OpenSession:
     """Makes a browser that is logged in with these roles."""
 
-    def log_in(*roles: str, name: str = "ann") -> TestClient:
+    def open_session(*roles: str, name: str = "ann") -> TestClient:
         browser, key = open_browser(*roles, name=name)
-        assert send(browser, "/login", key=key).status_code == 200
+        assert log_in(browser, key).status_code == 200
         return browser
 
-    return log_in
+    return open_session
 
 
 def parse(reply: Response) -> BeautifulSoup:
     return BeautifulSoup(reply.text, "html.parser")
 
 
-def get_token(reply: Response) -> str:
+def token_of(reply: Response) -> str:
     return parse(reply).find("input", {"name": "token"})["value"]
 
 
@@ -120,8 +104,12 @@ def get_text(reply: Response) -> str:
     return " ".join(parse(reply).get_text(" ").split())
 
 
+def log_in(browser: TestClient, key: str) -> Response:
+    return send(browser, "/login", key=key)
+
+
 def send(browser: TestClient, path: str, **fields: str) -> Response:
-    return browser.post(path, data={"token": get_token(browser.get("/")), **fields})
+    return browser.post(path, data={"token": token_of(browser.get("/")), **fields})
 
 
 def send_review(browser: TestClient, address: str = "/review?id=w-1", **changes: str) -> Response:
@@ -350,7 +338,7 @@ def test_try_long_texts_need_a_session(open_browser: Callable[..., tuple[TestCli
     browser, key = open_browser("ask")
     for headers in ({}, {"Cookie": "abstain-gate=forged"}):
         assert_too_long(browser.post("/try", data={"answer": CHINESE}, headers=headers))
-    send(browser, "/login", key=key)
+    log_in(browser, key)
     assert send(browser, "/try", **{**TRIED, "answer": CHINESE}).status_code == 200
     assert_too_long(browser.post("/login", data={"key": CHINESE}))
 
@@ -408,9 +396,11 @@ def test_review_goes_through_the_queue(service: GateService, page: TestClient, t
     assert rows == [("a", False, "5 euros"), ("b", True, None)]
 
 
-def test_review_form_sets_neither_weight_nor_reviewer(service: GateService, log_in: LogIn, tmp_path: Path) -> None:
+def test_review_form_sets_neither_weight_nor_reviewer(
+    service: GateService, open_session: OpenSession, tmp_path: Path
+) -> None:
     queue_answers(service, "a", "b", probability=3 / 17)
-    ann, bob = log_in("review"), log_in("review", name="bob")
+    ann, bob = open_session("review"), open_session("review", name="bob")
     forged = {"reviewer": "eve", "inclusion_probability": "0.000001", "probability": "0.5", "reviewed_at": "2020-01-01"}
     assert "Is it a?" in get_text(ann.get("/review")) and "Is it b?" in get_text(bob.get("/review"))
     assert [send_review(browser, "/review?id=a", **forged).status_code for browser in (ann, bob)] == [200, 200]
@@ -442,7 +432,7 @@ def test_pages_without_a_key_ask_for_one(
 ) -> None:
     service.log.record_decision(withheld("w-1", question="a secret")).result()
     browser, _ = open_browser("ask")
-    form = {"token": get_token(browser.get("/")), **TRIED, **CRITERIA}
+    form = {"token": token_of(browser.get("/")), **TRIED, **CRITERIA}
     replies = [browser.get(path) for path in ("/", "/review?id=w-1", "/review")]
     for reply in (*replies, *(browser.post(path, data=form) for path in ("/try", "/review", "/logout"))):
         assert reply.status_code == 403 and parse(reply).find(id="key")
@@ -455,7 +445,7 @@ def test_login_sets_a_strict_cookie(
     open_browser: Callable[..., tuple[TestClient, str]], scheme: str, is_secure: bool
 ) -> None:
     browser, key = open_browser("ask")
-    form = {"token": get_token(browser.get("/")), "key": key}
+    form = {"token": token_of(browser.get("/")), "key": key}
     origin = {"Origin": f"{scheme}://gate.example"}  # as browsers send it with every form
     reply = browser.post("/login", data=form, headers=origin, follow_redirects=False)
     cookie = reply.headers["set-cookie"]
@@ -469,17 +459,17 @@ def test_login_sets_a_strict_cookie(
 @pytest.mark.parametrize("wrong", ["", "abstain_wrong", "ann", "é", "x" * 10_000])
 def test_login_with_a_wrong_key_opens_nothing(open_browser: Callable[..., tuple[TestClient, str]], wrong: str) -> None:
     browser, _ = open_browser("ask")
-    reply = send(browser, "/login", key=wrong)
+    reply = log_in(browser, wrong)
     assert reply.status_code == 403 and "v1.2.0" not in reply.text
     assert wrong in ("", "ann") or wrong not in reply.text
     assert browser.get("/").status_code == 403
 
 
-def test_forms_of_another_session_are_rejected(service: GateService, log_in: LogIn) -> None:
+def test_forms_of_another_session_are_rejected(service: GateService, open_session: OpenSession) -> None:
     service.log.record_decision(withheld("w-1")).result()
-    ann, eve = (log_in("ask", "read_withheld", "review", name=name) for name in ("ann", "eve"))
+    ann, eve = (open_session("ask", "read_withheld", "review", name=name) for name in ("ann", "eve"))
     for path in ("/try", "/review", "/logout"):
-        for token in (get_token(eve.get("/")), "", "é"):
+        for token in (token_of(eve.get("/")), "", "é"):
             assert ann.post(path, data={"token": token, **TRIED, **CRITERIA}).status_code == 403
     assert count_feedback(service) == 0 and ann.get("/").status_code == 200, "nor was she logged out"
 
@@ -487,10 +477,8 @@ def test_forms_of_another_session_are_rejected(service: GateService, log_in: Log
 def test_login_by_another_site_is_rejected(open_browser: Callable[..., tuple[TestClient, str]]) -> None:
     """Its form has no token of this browser's log-in, however it was got."""
     (eve, key), (victim, _) = open_browser("ask"), open_browser("ask")
-    form = {"token": get_token(eve.get("/")), "key": key}
+    form = {"token": token_of(eve.get("/")), "key": key}
     victim.get("/")
-    assert victim.post("/login", data=form).status_code == 403
-    victim.cookies.clear()
     assert victim.post("/login", data=form).status_code == 403
     assert victim.get("/").status_code == 403
 
@@ -507,7 +495,7 @@ def test_login_by_another_site_is_rejected(open_browser: Callable[..., tuple[Tes
 )
 def test_roles_open_only_their_parts(
     service: GateService,
-    log_in: LogIn,
+    open_session: OpenSession,
     roles: list[str],
     may_try: bool,
     may_see: bool,
@@ -516,9 +504,9 @@ def test_roles_open_only_their_parts(
 ) -> None:
     service.log.record_decision(withheld("w-1", question="a secret question", answer="a secret answer")).result()
     queue_answers(service, "drawn")
-    browser = log_in(*roles)
+    browser = open_session(*roles)
     status, details, queued = (browser.get(path) for path in ("/", "/review?id=w-1", "/review"))
-    token = get_token(status)
+    token = token_of(status)
     assert status.status_code == 200 and ("a secret" in status.text) == may_see
     assert details.status_code == (200 if may_see else 403) and ("a secret" in details.text) == may_see
     assert queued.status_code == (200 if has_queue else 403) and ("Is it drawn?" in queued.text) == has_queue
@@ -531,42 +519,18 @@ def test_roles_open_only_their_parts(
     assert [row.reviewer for row in feedback] == ["ann"] * may_review, "under the name of the key"
 
 
-def test_session_ends_with_its_key_and_the_logout(
-    open_browser: Callable[..., tuple[TestClient, str]], tmp_path: Path
-) -> None:
-    browser, key = open_browser("ask", "read_withheld")
-    send(browser, "/login", key=key)
-    cookie = browser.cookies["abstain-gate"]
-    assert browser.get("/").status_code == 200
-    send(browser, "/logout")
-    assert browser.get("/").status_code == 403
-    browser.cookies.set("abstain-gate", cookie)
-    assert browser.get("/").status_code == 403, "the session is gone, not the cookie alone"
-    browser.cookies.clear()
-
-    send(browser, "/login", key=key)
-    file = tmp_path / "keys"
+def test_session_loses_a_removed_role(open_session: OpenSession, tmp_path: Path) -> None:
+    browser, file = open_session("ask", "read_withheld"), tmp_path / "keys"
+    assert browser.get("/review?id=w-1").status_code == 404
     file.write_text(file.read_text().replace("ask,read_withheld", "ask"))
-    assert browser.get("/review?id=w-1").status_code == 403, "a role that was taken away"
-    assert browser.get("/").status_code == 200
-    file.write_text("# nobody")
-    assert browser.get("/").status_code == 403
+    assert [browser.get(path).status_code for path in ("/review?id=w-1", "/")] == [403, 200]
 
 
-def test_damaged_keys_let_nobody_in(log_in: LogIn, tmp_path: Path) -> None:
-    browser = log_in("ask")
+def test_damaged_keys_let_nobody_in(open_session: OpenSession, tmp_path: Path) -> None:
+    browser = open_session("ask")
     (tmp_path / "keys").write_text("damaged")
     reply = browser.get("/")
     assert reply.status_code == 503 and "v1.2.0" not in reply.text and Code.NO_SERVICE in get_text(reply)
-
-
-def test_other_sites_get_nothing_without_keys(page: TestClient) -> None:
-    token = get_token(page.get("/"))
-    for origin in ("https://evil.example", "null"):
-        assert page.post("/try", data={"token": token, **TRIED}, headers={"Origin": origin}).status_code == 403
-    for wrong in ("", "0", "é"):
-        assert page.post("/try", data={"token": wrong, **TRIED}).status_code == 403
-    assert page.get("/", headers={"Host": "evil.example"}).status_code == 400
 
 
 def test_pages_are_no_part_of_the_api(service: GateService) -> None:
