@@ -69,7 +69,7 @@ def test_sync_removes_tombstones_and_needs_chunks(encoder: BagOfWords, tmp_path:
     assert fail("kb", "sync") is Code.NO_ROWS
 
 
-def test_recall_measures_questions_of_a_file(encoder: BagOfWords, tmp_path: Path) -> None:
+def test_recall_over_a_file(encoder: BagOfWords, tmp_path: Path) -> None:
     rows = [
         {"question": "fee", "gold": ["gold"]},
         {"question": "limit", "gold": ["gold"]},
