@@ -43,7 +43,7 @@ def make_windows(folder: Path, seed: int) -> Sequence[MonitoringWindow]:
         reviewed = join_reviews(DataStore(folder / "data"), traffic_read, params.labels)
         version = MonitoredVersion("v1.0.0", GuaranteedTarget("precision", 0.9), params.llm)
         source = LoggedAnswers(database, load_settings())
-        inputs = MonitoringInputs(traffic_read, reviewed, None, {version.name: version}, source)
+        inputs = MonitoringInputs(traffic_read, reviewed, None, {version.name: version}, source, START)
         return compute_windows(inputs, [], PARAMS, now)[1:]
 
 

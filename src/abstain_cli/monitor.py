@@ -72,7 +72,7 @@ def format_monitoring(result: MonitoringResult | None, questions: Mapping[str, s
         The lines.
     """
     from abstain.core.markdown import to_single_line
-    from abstain.reports.monitoring_window import format_statistics, format_title
+    from abstain.reports.monitoring_window import format_statistics
 
     if result is None:
         yield "nothing to watch yet: the gate has logged no decision"
@@ -84,7 +84,7 @@ def format_monitoring(result: MonitoringResult | None, questions: Mapping[str, s
             "that are over (UTC); those of today count tomorrow"
         )
         return
-    yield f"{window.headline}: {format_title(window)}"
+    yield f"{window.headline}: {window.title}"
     for alarm in window.alarms:
         yield f"{alarm.code}: {alarm.message}"
         yield f"  to do: {alarm.action}"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from prefect.artifacts import create_image_artifact, create_markdown_artifact, create_table_artifact
 
 from abstain.data.decision_log.monitoring_windows import MonitoringWindow
-from abstain.reports.monitoring_window import format_title, history_rows, render_window
+from abstain.reports.monitoring_window import history_rows, render_window
 from abstain_tasks.monitoring.publish import make_svg_url
 
 HISTORY = "monitoring-history"
@@ -38,7 +38,7 @@ def publish_monitoring(windows: Sequence[MonitoringWindow], history: Sequence[Mo
 
     for window in windows:
         until = [past for past in history if past.end <= window.end]
-        create_markdown_artifact(render_window(window), key=make_artifact_key(window), description=format_title(window))
+        create_markdown_artifact(render_window(window), key=make_artifact_key(window), description=window.title)
         create_image_artifact(
             make_svg_url(plot_history(until)),
             key=f"{make_artifact_key(window)}-plot",

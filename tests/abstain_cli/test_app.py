@@ -1,17 +1,15 @@
-"""Bad input to the command line: one clear line that names the thing and the remedy, and nothing changed."""
-
 from __future__ import annotations
 
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import typer
@@ -31,101 +29,103 @@ from tests.serving.builders import GUARANTEE, release, requests
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """One for all that is refused before anything is written."""
+    """One project for commands that end before anything is written."""
     return new_project(tmp_path_factory.mktemp("project"))
 
 
-def fails(done: subprocess.CompletedProcess[str], *words: str) -> None:
+def assert_fails(done: subprocess.CompletedProcess[str], code: Code, *words: str) -> None:
+    """Assert that a command printed one line, an error with this code and these words."""
     assert done.returncode == 1, done.stdout + done.stderr
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1 and re.match(r"error A\d{3}: ", lines[0]), done.stderr
-    for word in words:
-        assert word in lines[0], lines[0]
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith(f"error {code}: ") and all(word in line for word in words), line
 
 
 @pytest.mark.heavy
-def test_no_git_at_all(project: Project, tmp_path: Path) -> None:
+def test_commands_outside_a_ready_project_fail(project: Project, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
+    python = str(Path(project.environment["PATH"].split(":")[0]) / "python")
     done = subprocess.run(
-        [str(Path(project.environment["PATH"].split(":")[0]) / "python"), "-m", "abstain_cli.app", "retrain"],
+        [python, "-m", "abstain_cli.app", "retrain"],
         cwd=project.root,
         env=project.environment | {"PATH": str(tmp_path / "bin")},
         capture_output=True,
         text=True,
         check=False,
     )
-    fails(done, "git is not installed")
+    assert_fails(done, Code.NO_PACKAGE, "git is not installed")
+    assert_fails(project.abstain("status", cwd=tmp_path), Code.NO_CHECKOUT)
+    for command in (["status"], ["score", "-q", "a", "-a", "b"]):
+        assert_fails(project.abstain(*command), Code.NO_VERSION, "abstain retrain")
 
 
 @pytest.mark.heavy
-def test_outside_a_repository(project: Project, tmp_path: Path) -> None:
-    fails(project.abstain("status", cwd=tmp_path), "is in no git repository", "clone of the project")
-
-
-@pytest.mark.heavy
-def test_a_dirty_tree_is_refused_at_once(project: Project) -> None:
+def test_retrain_with_uncommitted_params_fails(project: Project) -> None:
     (project.root / "params.yaml").open("a").write("# mine\n")
-    fails(project.abstain("retrain"), "params.yaml in", "not committed", "`git commit`")
+    assert_fails(project.abstain("retrain"), Code.NO_CHECKOUT, "params.yaml", "`git commit`")
     assert not (project.home / "origin.git").exists()
     project.git("checkout", "--quiet", "params.yaml")
 
 
-def test_only_changes_to_what_a_run_reads_stop_it(plain_clone: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ABSTAIN_HOME", str(plain_clone / "home"))
-    (plain_clone / "reviews.xlsx").touch()
-    (plain_clone / "README.md").write_text("Mine")
-    assert ensure_origin(plain_clone, load_settings()) == str(plain_clone / "home" / "origin.git")
-    (plain_clone / "src").mkdir()
-    (plain_clone / "src" / "mine.py").touch()
-    with pytest.raises(AbstainError, match=r"^src/ in .*: not committed"):
-        ensure_origin(plain_clone, load_settings())
+def test_ensure_origin_requires_committed_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "README.md").write_text("Theirs")
+    for command in (["init", "-q"], ["add", "--all"], ["commit", "-qm", "A project"]):
+        git(tmp_path, "-c", "user.name=t", "-c", "user.email=t@localhost", *command)
+    monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path / "home"))
+    (tmp_path / "reviews.xlsx").touch()
+    (tmp_path / "README.md").write_text("Mine")
+    assert ensure_origin(tmp_path, load_settings()) == str(tmp_path / "home" / "origin.git")
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "mine.py").touch()
+    with pytest.raises(AbstainError, match="src/") as error:
+        ensure_origin(tmp_path, load_settings())
+    assert error.value.code is Code.NO_CHECKOUT
 
 
-@pytest.mark.heavy
-def test_before_the_first_run(project: Project) -> None:
-    for command in (["status"], ["score", "-q", "a", "-a", "b"]):
-        fails(project.abstain(*command), "no run has been made", "abstain retrain")
+class Result(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+    def is_usage_error(self, word: str) -> bool:
+        """Return whether the command printed one line, a usage error with this word."""
+        lines = self.err.splitlines()
+        return self.status == 2 and len(lines) == 1 and lines[0].startswith("error A603: ") and word in lines[0]
 
 
 @pytest.fixture
-def plain_clone(tmp_path: Path) -> Path:
-    """A git repository with a README alone, committed."""
-    for command in (["init", "-q"], ["add", "--all"], ["commit", "-qm", "A project"]):
-        (tmp_path / "README.md").write_text("Theirs")
-        git(tmp_path, "-c", "user.name=t", "-c", "user.email=t@localhost", *command)
-    return tmp_path
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+    """Runs `abstain ARGUMENTS` in this process, in no project."""
+
+    def run(*arguments: str) -> Result:
+        monkeypatch.setattr(cli, "_prepare_environment", lambda: None)
+        monkeypatch.setattr(sys, "argv", ["abstain", *arguments])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return Result(int(end.value.code or 0), *capsys.readouterr())
+
+    return run
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """`abstain ARGUMENTS` in this process, in no project; its exit status."""
-    monkeypatch.setattr(cli, "_prepare_environment", lambda: None)
-    monkeypatch.setattr(sys, "argv", ["abstain", *arguments])
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    return int(left.value.code or 0)
+def test_help_names_every_command(run: Callable[..., Result]) -> None:
+    status, printed, _ = run("--help")
+    assert status == 0
+    for path, _ in iter_commands(typer.main.get_command(cli.app)):
+        assert path[0] in printed and run(*path, "--help").status == 0
+    assert {"demo", "ingest", "retrain", "plan", "status", "score", "promote", "rollback"} <= set(printed.split())
 
 
-def test_help_names_every_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(monkeypatch, "--help") == 0
-    said = capsys.readouterr().out
-    for path, _ in commands(typer.main.get_command(cli.app)):
-        assert path[0] in said
-        assert run(monkeypatch, *path, "--help") == 0
-    assert {"demo", "ingest", "retrain", "plan", "status", "score", "promote", "rollback"} <= set(said.split())
-
-
-def commands(group: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command below `group`, by the words that call it."""
+def iter_commands(group: Any, *path: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield every command below `group` with the words that call it."""
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
-            yield from commands(command, *path, name)
+            yield from iter_commands(command, *path, name)
         else:
             yield (*path, name), command
 
 
 NUMBERS = [
     (path, param.opts[-1])
-    for path, command in commands(typer.main.get_command(cli.app))
+    for path, command in iter_commands(typer.main.get_command(cli.app))
     for param in command.params
     if re.search(r"\b(int|float)\b", str(param.type_descriptor.annotation))
 ]
@@ -134,124 +134,103 @@ NUMBERS = [
 @pytest.mark.heavy
 @pytest.mark.parametrize(("path", "option"), NUMBERS, ids=lambda value: str(value))
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "many"])
-def test_option_that_is_no_number_is_one_line(
-    path: tuple[str, ...], option: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_number_option_with_another_value_is_a_usage_error(
+    path: tuple[str, ...], option: str, value: str, run: Callable[..., Result]
 ) -> None:
-    assert run(monkeypatch, *path, option, value) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error A603: ") and said.count("\n") == 1 and option in said
+    assert run(*path, option, value).is_usage_error(option)
 
 
-def test_every_number_among_the_options_was_looked_at() -> None:
-    named = {option for _, option in NUMBERS}
-    assert {"-k", "-n", "--top-p", "--temperature", "--max-new-tokens", "--seed", "--port"} <= named
-    assert {"--random-share", "--max-inference", "--older-than-days"} <= named
+def test_number_options_include_all_kinds() -> None:
+    options = {option for _, option in NUMBERS}
+    assert {"-k", "-n", "--top-p", "--temperature", "--max-new-tokens", "--seed", "--port"} <= options
+    assert {"--random-share", "--max-inference", "--older-than-days"} <= options
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "word"),
     [
-        (["nope"], "No such command 'nope'"),
+        (["nope"], "'nope'"),
         (["kb", "search"], "Missing argument"),
-        (["kb", "search", " "], "the question is empty"),
+        (["kb", "search", " "], "question"),
         (["kb", "search", "q", "-k", "0"], "-k"),
-        (["score"], "either a FILE, or --question and --answer"),
+        (["score"], "FILE, or --question and --answer"),
         (["score", "--contxt", "c"], "--contxt"),
-        (["score", "-q", "a", "-a", "b", "-c", "c", "--no-context"], "contradict each other"),
-        (["score", "file.jsonl", "-c", "c"], "either a FILE, or --question and --answer"),
-        (["generate", "-q", "a", "--top-p", "0"], "top_p is above 0"),
-        (["generate", "-q", "a", "--temperature", "0.001"], "a temperature is 0 or at least 0.01"),
-        (["review", "export", "-o", "nowhere.csv"], "end its name in .xlsx"),
+        (["score", "-q", "a", "-a", "b", "-c", "c", "--no-context"], "--context and --no-context"),
+        (["score", "file.jsonl", "-c", "c"], "FILE, or --question and --answer"),
+        (["generate", "-q", "a", "--top-p", "0"], "top_p"),
+        (["generate", "-q", "a", "--temperature", "0.001"], "temperature"),
+        (["review", "export", "-o", "nowhere.csv"], ".xlsx"),
         (["review", "export", "--since", "soon"], "--since"),
     ],
 )
-def test_a_command_typed_wrong_is_one_line_and_status_2(
-    arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, *arguments) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("error A603: ") and said.count("\n") == 1 and says in said
+def test_wrong_command_line_is_a_usage_error(arguments: list[str], word: str, run: Callable[..., Result]) -> None:
+    assert run(*arguments).is_usage_error(word)
 
 
-def test_explain_prints_cause_and_remedy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(monkeypatch, "explain", "a601") == 0
-    assert capsys.readouterr().out == f"A601: {Code.BAD_SETTING.cause}\nRemedy: {Code.BAD_SETTING.remedy}\n"
-    assert run(monkeypatch, "explain", "A999") == 1
-    assert capsys.readouterr().err == "error A602: no code 'A999': see docs/codes.md\n"
+def test_explain_prints_cause_and_remedy(run: Callable[..., Result]) -> None:
+    text = f"A601: {Code.BAD_SETTING.cause}\nRemedy: {Code.BAD_SETTING.remedy}\n"
+    assert run("explain", "a601") == (0, text, "")
+    status, _, error = run("explain", "A999")
+    assert status == 1 and re.fullmatch(r"error A602: .*'A999'.*\n", error)
 
 
 @pytest.fixture
 def promoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A probe on a tiny model, as if it were in production."""
+    """A probe on a tiny model is in production."""
     for name, value in (("HOME", str(tmp_path / "home")), ("DEVICE", "cpu"), ("DTYPE", "float32")):
         monkeypatch.setenv(f"ABSTAIN_{name}", value)
     file = release(tmp_path / "bundle", save_tiny_model(tmp_path / "tiny-bank"), Settings(), guarantee=GUARANTEE)
     monkeypatch.setattr("abstain_tasks.release.bundles.fetch_production", lambda: (file.parent, None))
 
 
-def test_rows_without_context_are_unavailable_and_warned_of(
-    promoted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_score_and_generate_without_context_are_unavailable(
+    promoted: None, tmp_path: Path, run: Callable[..., Result]
 ) -> None:
-    file = tmp_path / "rows.jsonl"
-    file.write_text("".join(one.model_dump_json() + "\n" for one in requests(3)))
-    bare = ["-q", "Why?"]
-    for arguments, warned, unavailable in (
-        (["score", str(file)], "1 of 3 rows have no context", [True, False, False]),
-        (["score", str(file), "--no-context"], "", [False, False, False]),
-        (["score", *bare, "-a", "So."], "the answer has no context", [True]),
-        (["score", *bare, "-a", "So.", "--no-context"], "", [False]),
-        (["score", *bare, "-a", "So.", "-c", "It is so."], "", [False]),
-        (["generate", *bare, "--max-new-tokens", "2"], "the answer has no context", [True]),
-        (["generate", *bare, "--max-new-tokens", "2", "--no-context"], "", [False]),
+    (tmp_path / "rows.jsonl").write_text("".join(f"{row.model_dump_json()}\n" for row in requests(3)))
+    score_file, score = ["score", str(tmp_path / "rows.jsonl")], ["score", "-q", "Why?", "-a", "So."]
+    generate = ["generate", "-q", "Why?", "--max-new-tokens", "2"]
+    for arguments, warning, unavailable in (
+        (score_file, "1 of 3 rows", [True, False, False]),
+        ([*score_file, "--no-context"], "", [False, False, False]),
+        (score, "the answer", [True]),
+        ([*score, "--no-context"], "", [False]),
+        ([*score, "-c", "It is so."], "", [False]),
+        (generate, "the answer", [True]),
+        ([*generate, "--no-context"], "", [False]),
     ):
-        assert run(monkeypatch, *arguments) == 0
-        said = capsys.readouterr()
-        assert [json.loads(line)["decision"] == "unavailable" for line in said.out.splitlines()] == unavailable
-        assert said.err.count("\n") == bool(warned) and said.err.startswith(f"warning A206: {warned}" if warned else "")
+        status, out, err = run(*arguments)
+        decisions = [json.loads(line)["decision"] for line in out.splitlines()]
+        assert status == 0 and [decision == "unavailable" for decision in decisions] == unavailable
+        assert set(decisions) <= {"show", "abstain", "unavailable"}
+        assert err.count("\n") == bool(warning) and err.startswith(f"warning A206: {warning}" if warning else "")
 
 
-def test_an_answer_from_flags_is_decided(
-    promoted: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, "score", "-q", "Why?", "-a", "So.", "-c", "It is so.") == 0
-    assert json.loads(capsys.readouterr().out)["decision"] in ("show", "abstain")
+def test_generate_longer_than_the_context_is_a_usage_error(promoted: None, run: Callable[..., Result]) -> None:
+    result = run("generate", "-q", "Why?", "-c", "So.", "--max-new-tokens", "100000")
+    assert result.is_usage_error("--max-new-tokens 100000 ") and result.is_usage_error("512") and result.out == ""
 
 
-def test_an_answer_that_fits_no_window_is_an_option_error(
-    promoted: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch, "generate", "-q", "Why?", "-c", "So.", "--max-new-tokens", "100000") == 2
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.startswith(
-        "error A603: --max-new-tokens 100000 leaves no room for any question: "
-    )
-    assert said.err.count("\n") == 1 and "512" in said.err
-
-
-def test_exit_statuses_are_those_of_commands(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_run_app_exit_statuses(run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
     raised: list[BaseException] = [KeyboardInterrupt(), typer.Exit(1)]
 
     def stats() -> None:
         raise raised.pop(0)
 
-    (command,) = (found for found in cli.cache.app.registered_commands if found.callback.__name__ == "stats")
+    command = next(each for each in cli.cache.app.registered_commands if each.callback.__name__ == "stats")
     monkeypatch.setattr(command, "callback", stats)
-    assert [run(monkeypatch, "cache", "stats") for _ in range(2)] == [130, 1]
-    assert capsys.readouterr().err.startswith("stopped; run the same command again")
-    assert run(monkeypatch, "--help") == 0 and run(monkeypatch) == 2
-    capsys.readouterr()
-    assert run(monkeypatch, "kb") == 2
-    assert capsys.readouterr().err == "", "the help says it all"
+    interrupted = run("cache", "stats")
+    assert interrupted.status == 130 and interrupted.err.startswith("stopped")
+    assert [run(*arguments).status for arguments in (("cache", "stats"), ("--help",), ())] == [1, 0, 2]
+    result = run("kb")
+    assert (result.status, result.err) == (2, "")
 
 
-def test_a_signature_is_no_parameter_of_the_flow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ingest_keeps_signatures_out_of_flow_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prefect stores the parameters of a run, and shows them."""
-    given: list[list[str] | None] = []
+    parameters: list[list[str] | None] = []
 
     def ingest(files: list[str] | None, mapping: str | None) -> IngestReport:
-        given.append(files)
+        parameters.append(files)
         return IngestReport(read=0, accepted=0, duplicate=0, pending=0, quarantined=0, contracts={})
 
     monkeypatch.setitem(sys.modules, "abstain_tasks.server", SimpleNamespace(server_for_run=nullcontext))
@@ -260,8 +239,8 @@ def test_a_signature_is_no_parameter_of_the_flow(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("SIGNED", signed)
     cli.ingest([signed, "b.jsonl", "https://host/c.jsonl", "${SIGNED}"])
     cli.ingest()
-    assert given[1] is None and given[0] is not None
-    first, *others = given[0]
+    assert parameters[1] is None
+    first, *others = parameters[0]
     assert others == ["b.jsonl", "https://host/c.jsonl", "${SIGNED}"]
     assert not re.search("word|secret", first)
     assert expand_variables(first, "x") == signed and get_display_name(first) == "a.jsonl"
@@ -269,16 +248,15 @@ def test_a_signature_is_no_parameter_of_the_flow(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("name", ["review-queue-a.jsonl", "https://host/review-queue.csv?sig=secret"])
-def test_no_file_takes_the_name_of_verdicts_whose_weights_were_checked(name: str) -> None:
-    with pytest.raises(
-        AbstainError, match=r"^review-queue[^?]*: such names are reserved for the reviews of `abstain review"
-    ):
+def test_ingest_rejects_names_of_review_queues(name: str) -> None:
+    with pytest.raises(AbstainError, match=r"^review-queue[^?]*:") as error:
         cli.ingest(["a.jsonl", name])
+    assert error.value.code is Code.USAGE
 
 
 @pytest.mark.slow
-def test_error_of_a_stage_is_one_line_and_nothing_is_promoted(tmp_path: Path, prefect_server: str) -> None:
+def test_retrain_stage_error_is_one_line_without_promotion(tmp_path: Path, prefect_server: str) -> None:
     project = replace(new_project(tmp_path), server=prefect_server)
     project.edit_params("layer: 20", "layer: 99")
-    fails(project.abstain("retrain"), "layer 99", "layers 1 to 30", "llm.layer")
+    assert_fails(project.abstain("retrain"), Code.MODEL_UNSUITABLE, "layer 99", "layers 1 to 30", "llm.layer")
     assert "Promote" not in project.git("log", "--oneline", "main", cwd=project.home / "origin.git")

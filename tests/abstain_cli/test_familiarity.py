@@ -1,20 +1,14 @@
 from __future__ import annotations
 
-from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from abstain.core.contracts import Chunk
-from abstain.core.errors import AbstainError
+from abstain.core.codes import Code
 from abstain.knowledge.documents.chunks import chunk_document
 from abstain.knowledge.documents.reader import parse_document
-from abstain_cli import familiarity as familiarity_cli
-from abstain_cli.app import app
+from tests.abstain_cli.conftest import fail, invoke
 from tests.checkout import TEMPLATE
 from tests.knowledge.builders import BagOfWords
 from tests.llm.builders import save_tiny_model
@@ -36,49 +30,35 @@ entitlements: [{name}]
 
 
 @pytest.fixture
-def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A tiny model; the data of a workspace, with a page for everybody who sings and one for those who teach."""
+def model(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A tiny model; the data of a workspace, with a page for singers and one for teachers."""
     torch.set_num_threads(1)
     monkeypatch.chdir(TEMPLATE)
-    monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv("ABSTAIN_INDEX", raising=False)
-    monkeypatch.setattr(familiarity_cli.console, "width", 160)
-
-    @contextmanager
-    def open_workspace() -> Any:
-        yield SimpleNamespace(path=tmp_path)
-
-    monkeypatch.setattr("abstain_tasks.runs.workspace.open_workspace", open_workspace)
     monkeypatch.setattr("abstain.knowledge.retrieval.retriever.SentenceEncoder", lambda device: BagOfWords())
-    chunks: list[Chunk] = []
-    (tmp_path / "data" / "documents").mkdir(parents=True)
+    (workspace / "data" / "documents").mkdir(parents=True)
+    lines = ""
     for name in ("singers", "teachers"):
         text = PAGE.format(name=name)
-        (tmp_path / "data" / "documents" / f"{name}.md").write_text(text)
-        chunks += chunk_document(parse_document(text, f"{name}.md"))
-    (tmp_path / "data" / "chunks.jsonl").write_text("".join(f"{chunk.to_json_line()}\n" for chunk in chunks))
-    return str(save_tiny_model(tmp_path / "tiny-bank"))
+        (workspace / "data" / "documents" / f"{name}.md").write_text(text)
+        lines += "".join(f"{row.to_json_line()}\n" for row in chunk_document(parse_document(text, f"{name}.md")))
+    (workspace / "data" / "chunks.jsonl").write_text(lines)
+    return str(save_tiny_model(workspace / "tiny-bank"))
 
 
 def familiarity(*arguments: str) -> str:
-    done = CliRunner().invoke(app, ["familiarity", *arguments, "--beams", "2"])
-    if isinstance(done.exception, AbstainError):
-        raise done.exception
-    assert done.exit_code == 0, done.output
-    return done.output
+    return invoke("familiarity", *arguments, "--beams", "2")
 
 
 @pytest.mark.heavy
-def test_unfamiliar_concepts_are_named_with_the_background_that_the_asker_may_read(model: str) -> None:
-    said = familiarity("Who wrote the Fugue in the house?", "--model", model, "--threshold", "1", "-e", "singers")
-    assert ", threshold 1.000: withhold" in said
-    assert "unfamiliar: Fugue" in said and "background on Fugue:" in said
-    assert "singers: a fugue" in said and "teachers: a fugue" not in said
-    assert "cost: 0 forward" not in said
+def test_familiarity_offers_permitted_background(model: str) -> None:
+    printed = familiarity("Who wrote the Fugue in the house?", "--model", model, "--threshold", "1", "-e", "singers")
+    for text in (", threshold 1.000: withhold", "unfamiliar: Fugue", "background on Fugue:", "singers: a fugue"):
+        assert text in printed
+    assert "teachers: a fugue" not in printed and "cost: 0 forward" not in printed
 
 
 @pytest.mark.heavy
-def test_a_familiar_instruction_is_to_be_answered_and_costs_nothing_again(model: str) -> None:
+def test_familiarity_repeated_costs_no_tokens(model: str) -> None:
     arguments = ("Who wrote the Fugue?", "--model", model, "--threshold", "0")
     assert "threshold 0.000: answer" in familiarity(*arguments)
     again = familiarity(*arguments)
@@ -86,19 +66,18 @@ def test_a_familiar_instruction_is_to_be_answered_and_costs_nothing_again(model:
 
 
 @pytest.mark.heavy
-def test_an_instruction_without_a_concept_has_no_score(model: str) -> None:
-    said = familiarity("What is a year?", "--model", model)
-    assert "no concept found: no score" in said and "cost: 0 forward tokens" in said
+def test_familiarity_without_a_concept_has_no_score(model: str) -> None:
+    printed = familiarity("What is a year?", "--model", model)
+    assert "no concept found: no score" in printed and "cost: 0 forward tokens" in printed
     assert "familiarity" in familiarity("What is a year?", "--model", model, "--no-filtering", "--threshold", "0.5")
 
 
 @pytest.mark.heavy
-def test_without_a_knowledge_base_no_background_is_offered(model: str, tmp_path: Path) -> None:
+def test_familiarity_without_a_knowledge_base_has_no_background(model: str, tmp_path: Path) -> None:
     (tmp_path / "data" / "chunks.jsonl").write_text("")
-    said = familiarity("Who wrote the Fugue?", "--model", model, "--threshold", "1")
-    assert "no knowledge base to take background from" in said
+    printed = familiarity("Who wrote the Fugue?", "--model", model, "--threshold", "1")
+    assert "no knowledge base to take background from" in printed
 
 
-def test_an_empty_instruction_is_refused(model: str) -> None:
-    with pytest.raises(AbstainError, match="INSTRUCTION is empty"):
-        familiarity("  ", "--model", model)
+def test_familiarity_empty_instruction_is_rejected(model: str) -> None:
+    assert fail("familiarity", "  ", "--model", model) is Code.USAGE

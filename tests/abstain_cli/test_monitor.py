@@ -1,5 +1,3 @@
-"""What `abstain monitor` prints of the newest window, and where there is none yet."""
-
 from __future__ import annotations
 
 from datetime import UTC, datetime
@@ -11,61 +9,30 @@ from abstain.core.codes import Code
 from abstain.data.decision_log.monitoring_windows import Alarm, MonitoringWindow
 from abstain_cli.monitor import format_monitoring, load_example_questions
 from abstain_tasks.monitoring.monitor import MonitoringResult
-from tests.data.decision_log.builders import decision, interaction, open_log, url_of, window_statistics
-
-STATISTICS = window_statistics(
-    reviews=2,
-    excluded_self_selected=1,
-    guarantee={
-        "metric": "precision",
-        "target": 0.9,
-        "alpha": 0.04,
-        "estimate": 0.8,
-        "low": 0.7,
-        "high": 0.9,
-        "is_violated": False,
-        "violated_on": None,
-        "reviews": 2,
-        "e_value": 1.5,
-    },
-)
+from tests.data.decision_log.builders import decision, interaction, make_window_statistics, open_log, record, url_of
 
 
-def test_who_has_traffic_but_no_window_learns_what_a_window_needs() -> None:
-    """Enough decisions of today make no window: days that are not over are not counted."""
-    (said,) = format_monitoring(MonitoringResult(windows=(), history=(), raised=()), {})
-    assert "monitoring.min_decisions" in said and "monitoring.min_reviews" in said
-    assert "tomorrow" in said
-
-
-def window(*alarms: Alarm) -> MonitoringWindow:
-    begin, end = datetime(2026, 11, 1, tzinfo=UTC), datetime(2026, 11, 6, tzinfo=UTC)
-    return MonitoringWindow("v1.0.0", begin, end, STATISTICS, alarms)
-
-
-def printed(one: MonitoringWindow, asked: dict[str, str]) -> list[str]:
-    return list(format_monitoring(MonitoringResult(windows=(one,), history=(one,), raised=()), asked))
+def test_format_monitoring_without_a_window_names_the_parameters() -> None:
+    (line,) = format_monitoring(MonitoringResult(windows=(), history=(), raised=()), {})
+    assert "monitoring.min_decisions" in line and "monitoring.min_reviews" in line
 
 
 @pytest.mark.heavy
-def test_an_example_has_the_question_that_the_log_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_format_monitoring_examples_have_logged_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path))
-    drifted = window(Alarm(Code.INPUT_DRIFT, "questions differ", ("i-1", "i-2", "i-9")))
-    assert load_example_questions(drifted) == {}, "there is no log"
+    alarm = Alarm(Code.INPUT_DRIFT, "questions differ", ("i-1", "i-2", "i-9"))
+    days = datetime(2026, 11, 1, tzinfo=UTC), datetime(2026, 11, 6, tzinfo=UTC)
+    window = MonitoringWindow("v1.0.0", *days, make_window_statistics(), (alarm,))
+    assert load_example_questions(window) == {}, "there is no log"
     long = interaction("i-2").model_copy(update={"question": "Is it\n\x1b[2J" + "so " * 100})
     log = open_log(url_of(tmp_path))
-    for one in (decision("i-1"), decision("i-2", interaction=long), decision("i-3")):
-        log.record_decision(one).result()
+    record(log, decision("i-1"), decision("i-2", interaction=long), decision("i-3"))
     log.close()
-    asked = dict(load_example_questions(drifted))
-    assert asked.keys() == {"i-1", "i-2"}, "those of the examples alone"
-    first, second, third = (line for line in printed(drifted, asked) if line.startswith("  example"))
+    questions = load_example_questions(window)
+    assert questions.keys() == {"i-1", "i-2"}, "only those of the examples"
+    lines = list(format_monitoring(MonitoringResult(windows=(window,), history=(window,), raised=()), questions))
+    assert lines[0] == f"{window.headline}: {window.title}" and any(line.startswith("reviews  ") for line in lines)
+    first, second, third = (line for line in lines if line.startswith("  example"))
     assert first == f"  example i-1: {interaction('i-1').question}"
     assert second.startswith("  example i-2: Is it ") and "\x1b" not in second and len(second) <= 100
     assert third == "  example i-9"
-
-
-def test_the_statistics_say_when_a_guarantee_counts_as_violated() -> None:
-    said = "\n".join(printed(window(), {}))
-    assert "the alarm is at 25 " in said, "1 / 0.04"
-    assert "1 self-selected review of the version left out" in said

@@ -1,5 +1,3 @@
-"""What the commands print of foreign text."""
-
 from __future__ import annotations
 
 import re
@@ -16,7 +14,7 @@ STYLE = re.compile("\x1b\\[[\\d;]*m")
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_text_and_tables_control_nothing_and_styles_stay(attack: str) -> None:
+def test_terminal_removes_controls_and_keeps_styles(attack: str) -> None:
     file = StringIO()
     console = Terminal(markup=False, highlight=False, file=file, force_terminal=True, color_system="standard")
     table = Table(title=attack)
@@ -30,7 +28,7 @@ def test_text_and_tables_control_nothing_and_styles_stay(attack: str) -> None:
     assert not set(STYLE.sub("", printed)) & set("\x00\x07\r\x1b\x7f\x9b\u202e")
 
 
-def test_no_command_has_a_console_of_its_own() -> None:
-    own = re.compile(r"\bConsole\(|from rich import print")
+def test_commands_use_the_shared_console() -> None:
+    console = re.compile(r"\bConsole\(|from rich import print")
     files = (ROOT / "src" / "abstain_cli").rglob("*.py")
-    assert [file for file in files if own.search(file.read_text())] == []
+    assert [file for file in files if console.search(file.read_text())] == []

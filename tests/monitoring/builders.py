@@ -1,4 +1,4 @@
-"""A gate's traffic over the sample: decisions by code in place of a base model, reviews of them, one shift if wanted."""
+"""A gate's traffic over the sample, with reviews: decisions are drawn at random in place of a base model's."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
 
 from abstain.core.contracts import Context, Interaction, Review
@@ -26,7 +27,7 @@ ASKED = 150
 
 @dataclass(frozen=True)
 class GateAnswer:
-    """One decision and, where it was drawn for review, what the reviewer says of it."""
+    """A decision and its review, if it was sampled for one."""
 
     decision: LoggedDecision
     review: Review | None
@@ -45,35 +46,38 @@ def traffic(
     rewritten_from: int | None = None,
     seed: int = 0,
 ) -> list[GateAnswer]:
-    """`per_day` decisions a day over a part of the sample, in a random order, as people ask the same again. From the day `rewritten_from` on, the handbook of
-    one product line says something else: its contexts are other texts, and most of its answers are wrong."""
-    rng, found = random.Random(seed), []
-    asked_about = rng.sample(sample(), ASKED)
+    """Make `per_day` decisions a day over a part of the sample, in a random order, as people ask the same again.
+
+    From the day `rewritten_from` on, the handbook of one product line is rewritten: its contexts are other texts, and
+    most of its answers are wrong.
+    """
+    rng, answers = random.Random(seed), []
+    questions = rng.sample(sample(), ASKED)
     for number in range(days * per_day):
-        day, asked = number // per_day, rng.choice(asked_about)
-        at = start + timedelta(days=day, minutes=20 * (number % per_day))
+        day, asked = number // per_day, rng.choice(questions)
+        decided_at = start + timedelta(days=day, minutes=20 * (number % per_day))
         is_rewritten = rewritten_from is not None and day >= rewritten_from
-        found.append(_answer(f"i-{number:05}", at, asked, version, is_rewritten=is_rewritten, rng=rng))
-    return found
+        answers.append(_make_answer(f"i-{number:05}", decided_at, asked, version, is_rewritten=is_rewritten, rng=rng))
+    return answers
 
 
 def write_log(url: str, answers: Sequence[GateAnswer]) -> None:
-    """Log the decisions; all are drawn for the data."""
+    """Log the decisions; all are sampled for the data."""
     log = open_log(url, withheld_sampling_rate=1.0, shown_sampling_rate=1.0)
-    for done in [log.record_decision(one.decision) for one in answers]:
-        done.result()
+    for future in [log.record_decision(answer.decision) for answer in answers]:
+        future.result()
     log.close()
 
 
-def _answer(
-    key: str, at: datetime, asked: AnsweredQuestion, version: str, *, is_rewritten: bool, rng: random.Random
+def _make_answer(
+    key: str, decided_at: datetime, asked: AnsweredQuestion, version: str, *, is_rewritten: bool, rng: random.Random
 ) -> GateAnswer:
     line = asked.question.fact.topic.line
     is_other = is_rewritten and line == REWRITTEN
-    contexts = tuple(_rewritten(one) if is_other else one for one in asked.contexts)
+    contexts = tuple(_rewrite(context) if is_other else context for context in asked.contexts)
     interaction = Interaction(
         interaction_id=key,
-        asked_at=at,
+        asked_at=decided_at,
         question=asked.question.text,
         answer=asked.answer,
         contexts=contexts,
@@ -86,7 +90,7 @@ def _answer(
     logged = decision(
         key,
         shown,
-        decided_at=at,
+        decided_at=decided_at,
         confidence=confidence,
         probability=CORRECT if shown else 0.3,
         version=version,
@@ -95,7 +99,7 @@ def _answer(
     )
     review = Review(
         interaction_id=key,
-        reviewed_at=at + timedelta(hours=1),
+        reviewed_at=decided_at + timedelta(hours=1),
         reviewer="sme-1",
         complete=right,
         correct=right,
@@ -105,29 +109,28 @@ def _answer(
     return GateAnswer(logged, review if rng.random() < REVIEWED else None)
 
 
-def _rewritten(context: Context) -> Context:
+def _rewrite(context: Context) -> Context:
     text = f"New terms apply. Ask at a branch what holds for you. {context.text[::-1]}"
     return context.model_copy(update={"text": text})
 
 
 def write_data(folder: Path, answers: Sequence[GateAnswer]) -> None:
-    """The interactions and reviews as a data folder, a batch a day of decisions, which arrived in its evening."""
+    """Write interactions and reviews as a data folder, with a batch for each day, which arrived in its evening."""
     batches: list[str] = []
-    for name in ("interactions", "reviews"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-    days = sorted({one.decision.decided_at.date() for one in answers})
-    for number, day in enumerate(days, 1):
-        own = [one for one in answers if one.decision.decided_at.date() == day]
+    for number, (_, group) in enumerate(groupby(answers, lambda answer: answer.decision.decided_at.date()), 1):
+        day_answers = list(group)
         rows = {
-            "interactions": [one.decision.interaction for one in own],
-            "reviews": [one.review for one in own if one.review],
+            "interactions": [answer.decision.interaction for answer in day_answers],
+            "reviews": [answer.review for answer in day_answers if answer.review],
         }
         for name, content in rows.items():
-            text = "".join(f"{row.to_json_line()}\n" for row in content if row)
-            (folder / name / f"{number:06}.jsonl").write_text(text)
-        arrived = own[-1].decision.decided_at.replace(hour=20)
-        counts = {name: len(content) for name, content in rows.items()}
-        batches.append(
-            IngestedBatch(batch=f"{number:06}", arrived_at=arrived, sources=("decisions",), rows=counts).to_json_line()
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            (folder / name / f"{number:06}.jsonl").write_text("".join(f"{row.to_json_line()}\n" for row in content))
+        batch = IngestedBatch(
+            batch=f"{number:06}",
+            arrived_at=day_answers[-1].decision.decided_at.replace(hour=20),
+            sources=("decisions",),
+            rows={name: len(content) for name, content in rows.items()},
         )
+        batches.append(batch.to_json_line())
     (folder / "batches.jsonl").write_text("".join(f"{line}\n" for line in batches))

@@ -1,82 +1,75 @@
-"""Each alarm is raised by what it is for, and by nothing else; all of one quiet window."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 
 from abstain.core.codes import Code
-from abstain.monitoring.alarms import WindowResult, raise_alarms
-from abstain.monitoring.window_comparison import ComparisonResult
+from abstain.data.decision_log.monitoring_windows import Alarm
+from abstain.monitoring.alarms import AlarmExamples, raise_alarms
+from tests.data.decision_log.builders import make_guarantee, make_window_statistics
 from tests.monitoring.builders import PARAMS
 
-STATISTICS: Mapping[str, Any] = {
+EXAMPLES = AlarmExamples(("i-2",), ("i-3",), ("i-4",))
+CALIBRATION = {"difference": -0.1, "low": -0.2, "high": 0.01, "p_value": 0.051, "reviews": 60}
+SILENCE = {"is_alarming": False, "hours": 30, "longest_before": 12}
+WRITERS = {"statistics": {"before": {"m@1": 1.0}, "now": {"m@1": 0.96, "m@2": 0.04}, "new": 0.04}}
+COMPARED = {
+    "questions": {"p_value": 0.02},
+    "answers": {"p_value": 0.4},
+    "contexts": {"p_value": 0.3, "examples": ("i-1",)},
+    "states": {"p_value": 0.06},
+    "topics": {"p_value": 0.06, "statistics": {"share": 0.2, "expected": 0.05}},
+    "coverage": {"p_value": 0.06, "statistics": {"before": 0.7, "now": 0.6}},
+    "chunks": {"statistics": {"share": 0.05}},
+    "writers": WRITERS,
+}
+STATISTICS = {
     "decisions": 400,
     "unavailable": 0.05,
     "unavailable_codes": {"A503": 20},
-    "guarantee": {
-        "metric": "precision",
-        "target": 0.9,
-        "estimate": 0.85,
-        "low": 0.8,
-        "high": 0.89,
-        "is_violated": False,
-        "reviews": 90,
-        "documents": 40,
-    },
-    "calibration": {"difference": -0.1, "low": -0.2, "high": 0.01, "p_value": 0.051, "reviews": 60},
-    "feed": {"decisions": {"is_alarming": False, "hours": 3, "longest_before": 12}, "feedback": {"is_alarming": False}},
+    "guarantee": make_guarantee(),
+    "calibration": CALIBRATION,
+    "feed": {"decisions": SILENCE, "feedback": SILENCE},
 }
-COMPARED: Mapping[str, ComparisonResult] = {
-    "questions": ComparisonResult(0.02),
-    "answers": ComparisonResult(0.4),
-    "contexts": ComparisonResult(0.3, examples=("i-1",)),
-    "states": ComparisonResult(0.06),
-    "topics": ComparisonResult(0.06, {"share": 0.2, "expected": 0.05}),
-    "coverage": ComparisonResult(0.06, {"before": 0.7, "now": 0.6}),
-    "chunks": ComparisonResult(None, {"share": 0.05}),
-    "writers": ComparisonResult(None, {"before": {"m@1": 1.0}, "now": {"m@1": 0.96, "m@2": 0.04}, "new": 0.04}),
-}
-EXAMPLES = {"incorrect": ("i-2",), "miscalibrated": ("i-3",), "unavailable": ("i-4",)}
 
 
-def raised(statistics: Mapping[str, Any] = {}, **compared: ComparisonResult) -> dict[Code, tuple[str, tuple[str, ...]]]:
-    found = WindowResult({**STATISTICS, **statistics}, {**COMPARED, **compared}, EXAMPLES)
-    return {alarm.code: (alarm.message, alarm.examples) for alarm in raise_alarms(found, PARAMS)}
+def list_alarms(statistics: Mapping[str, Any] = MappingProxyType({}), **compared: Any) -> dict[Code, Alarm]:
+    """Raise the alarms of a window at all its limits, except for these changes."""
+    window = make_window_statistics(**{**STATISTICS, "compared": {**COMPARED, **compared}, **statistics})
+    return {alarm.code: alarm for alarm in raise_alarms(window, EXAMPLES, PARAMS)}
 
 
-def test_at_its_limits_a_window_is_quiet() -> None:
-    assert raised() == {}
+def test_raise_alarms_at_the_limits_raises_none() -> None:
+    assert list_alarms() == {}
 
 
-def test_what_was_not_judged_raises_nothing() -> None:
-    statistics = {
-        **STATISTICS,
-        "guarantee": None,
-        "calibration": None,
-        "unavailable": None,
-        "feed": {},
-        "unavailable_codes": {},
-    }
-    nothing = {"questions": ComparisonResult(note="not judged"), "states": ComparisonResult(note="not judged")}
-    assert raise_alarms(WindowResult({**statistics, "decisions": 0}, nothing, EXAMPLES), PARAMS) == ()
+def test_raise_alarms_without_results_raises_none() -> None:
+    unjudged = {"questions": {"note": "not judged"}, "states": {"note": "not judged"}}
+    compared = make_window_statistics().compared.model_dump() | unjudged
+    assert raise_alarms(make_window_statistics(compared=compared), EXAMPLES, PARAMS) == ()
 
 
 @pytest.mark.parametrize(
     ("code", "statistics", "compared", "examples"),
     [
-        (Code.GUARANTEE_VIOLATED, {"guarantee": {**STATISTICS["guarantee"], "is_violated": True}}, {}, ("i-2",)),
-        (Code.CALIBRATION_OFF, {"calibration": {**STATISTICS["calibration"], "p_value": 0.05}}, {}, ("i-3",)),
-        (Code.INPUT_DRIFT, {}, {"contexts": ComparisonResult(0.016, examples=("i-1",))}, ("i-1",)),
-        (Code.STATE_DRIFT, {}, {"states": ComparisonResult(0.05, examples=("i-5",))}, ("i-5",)),
-        (Code.NEW_TOPICS, {}, {"topics": ComparisonResult(0.05, {"share": 0.2, "expected": 0.05}, ("i-6",))}, ("i-6",)),
-        (Code.UNKNOWN_CHUNKS, {}, {"chunks": ComparisonResult(None, {"share": 0.051}, ("i-7",))}, ("i-7",)),
+        (Code.GUARANTEE_VIOLATED, {"guarantee": make_guarantee(is_violated=True)}, {}, ("i-2",)),
+        (Code.CALIBRATION_OFF, {"calibration": CALIBRATION | {"p_value": 0.05}}, {}, ("i-3",)),
+        (Code.INPUT_DRIFT, {}, {"contexts": {"p_value": 0.016, "examples": ("i-1",)}}, ("i-1",)),
+        (Code.STATE_DRIFT, {}, {"states": {"p_value": 0.05, "examples": ("i-5",)}}, ("i-5",)),
+        (
+            Code.NEW_TOPICS,
+            {},
+            {"topics": {"p_value": 0.05, "statistics": {"share": 0.2, "expected": 0.05}, "examples": ("i-6",)}},
+            ("i-6",),
+        ),
+        (Code.UNKNOWN_CHUNKS, {}, {"chunks": {"statistics": {"share": 0.051}, "examples": ("i-7",)}}, ("i-7",)),
         (
             Code.MODEL_CHANGED,
             {},
-            {"writers": ComparisonResult(None, {"before": {"m@1": 1.0}, "now": {"m@2": 0.05}, "new": 0.05}, ("i-8",))},
+            {"writers": {"statistics": WRITERS["statistics"] | {"new": 0.05}, "examples": ("i-8",)}},
             ("i-8",),
         ),
         (Code.MODEL_CHANGED, {"unavailable_codes": {"A207": 3, "A205": 1}}, {}, ("i-4",)),
@@ -84,34 +77,33 @@ def test_what_was_not_judged_raises_nothing() -> None:
         (
             Code.COVERAGE_CHANGED,
             {},
-            {"coverage": ComparisonResult(0.05, {"before": 0.7, "now": 0.5}, ("i-9",))},
+            {"coverage": {"p_value": 0.05, "statistics": {"before": 0.7, "now": 0.5}, "examples": ("i-9",)}},
             ("i-9",),
         ),
-        (Code.FEED_SILENT, {"feed": {"feedback": {"is_alarming": True, "hours": 50, "longest_before": 12}}}, {}, ()),
+        (Code.FEED_SILENT, {"feed": {"feedback": SILENCE | {"is_alarming": True}}}, {}, ()),
     ],
 )
-def test_each_alarm_is_raised_alone_with_examples(
-    code: Code, statistics: dict[str, Any], compared: dict[str, ComparisonResult], examples: tuple[str, ...]
+def test_raise_alarms_beyond_one_limit_raises_one(
+    code: Code, statistics: dict[str, Any], compared: dict[str, Any], examples: tuple[str, ...]
 ) -> None:
-    found = raised(statistics, **compared)
-    assert list(found) == [code]
-    assert found[code][1] == examples
+    alarms = list_alarms(statistics, **compared)
+    assert list(alarms) == [code]
+    assert alarms[code].examples == examples
 
 
-def test_tests_of_one_kind_share_its_level() -> None:
-    assert Code.INPUT_DRIFT not in raised(contexts=ComparisonResult(0.0167))
-    assert Code.INPUT_DRIFT in raised(contexts=ComparisonResult(0.0166))
-    alone = {"questions": ComparisonResult(0.04), "answers": ComparisonResult(), "contexts": ComparisonResult()}
-    assert Code.INPUT_DRIFT in raised(**alone)
+def test_raise_alarms_divides_alpha_among_texts() -> None:
+    assert Code.INPUT_DRIFT not in list_alarms(contexts={"p_value": 0.0167})
+    assert Code.INPUT_DRIFT in list_alarms(contexts={"p_value": 0.0166})
+    assert Code.INPUT_DRIFT in list_alarms(questions={"p_value": 0.04}, answers={}, contexts={})
 
 
-def test_an_alarm_says_which_texts_drifted_and_which_codes_were_given() -> None:
-    said = raised({"unavailable": 0.5}, contexts=ComparisonResult(0.001), answers=ComparisonResult(0.002))
-    assert "answers and contexts" in said[Code.INPUT_DRIFT][0] and "questions" not in said[Code.INPUT_DRIFT][0]
-    assert "A503 20" in said[Code.TOO_MANY_UNAVAILABLE][0]
+def test_raise_alarms_names_drifted_texts_and_codes() -> None:
+    alarms = list_alarms({"unavailable": 0.5}, contexts={"p_value": 0.001}, answers={"p_value": 0.002})
+    assert alarms[Code.INPUT_DRIFT].message.startswith("answers and contexts ")
+    assert "A503 20" in alarms[Code.TOO_MANY_UNAVAILABLE].message
 
 
-def test_an_alarm_names_the_new_writers_those_that_were_rare_before_too() -> None:
+def test_raise_alarms_names_models_that_were_rare() -> None:
     shares = {"before": {"m@1": 0.995, "m@2": 0.005}, "now": {"m@1": 0.8, "m@2": 0.1, "m@3": 0.1}, "new": 0.2}
-    what, _ = raised(writers=ComparisonResult(None, shares))[Code.MODEL_CHANGED]
-    assert "m@2 and m@3" in what and "m@1" not in what
+    message = list_alarms(writers={"statistics": shares})[Code.MODEL_CHANGED].message
+    assert "m@2 and m@3" in message and "m@1" not in message

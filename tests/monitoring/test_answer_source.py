@@ -1,5 +1,3 @@
-"""The hidden states of logged answers are those that the cache has, and none is computed."""
-
 from __future__ import annotations
 
 from contextlib import closing
@@ -21,18 +19,20 @@ from tests.llm.builders import save_tiny_model
 pytestmark = pytest.mark.heavy
 
 
-def test_states_are_the_means_over_tokens_of_the_answers_that_are_cached(tmp_path: Path) -> None:
+def test_states_are_means_over_tokens_of_cached_answers(tmp_path: Path) -> None:
     model = save_tiny_model(tmp_path / "tiny-bank")
     settings = Settings(home=tmp_path / "home", device="cpu", dtype="float32")
     llm = shipped_params().llm.model_copy(update={"model": str(model), "layer": 1, "layout": "rag-plain-v1"})
-    rows = [interaction(f"i-{at}", answer=text) for at, text in enumerate(("fee", "no fee", "the card has no fee"))]
+    rows = [
+        interaction(f"i-{number}", answer=text) for number, text in enumerate(("fee", "no fee", "the card has no fee"))
+    ]
     source = FeatureSource(llm, settings)
     with closing(LogDatabase.open(url_of(tmp_path))) as database:
-        has, states = LoggedAnswers(database, settings).states(llm, rows)
-        assert not has.any() and len(states) == 0
+        is_cached, states = LoggedAnswers(database, settings).states(llm, rows)
+        assert not is_cached.any() and len(states) == 0
         source.compute_missing([rows[0], rows[2]])
-        has, states = LoggedAnswers(database, settings).states(llm, rows)
-    assert has.tolist() == [True, False, True]
-    expected = {at: torch.mean(row.float(), dim=0).numpy() for at, row in source.read([rows[0], rows[2]])}
+        is_cached, states = LoggedAnswers(database, settings).states(llm, rows)
+    assert is_cached.tolist() == [True, False, True]
+    expected = {index: torch.mean(row.float(), dim=0).numpy() for index, row in source.read([rows[0], rows[2]])}
     np.testing.assert_allclose(states, [expected[0], expected[1]], rtol=1e-6)
     assert source.count_missing(rows) == 1

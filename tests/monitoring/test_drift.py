@@ -19,38 +19,38 @@ REWRITTEN, NEW_TOPIC = SHIFTS[1:]
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("recurring", ["all", "none"])
-def test_windows_like_those_before_raise_few_alarms(recurring: str) -> None:
+def test_drift_tests_without_drift_raise_few_alarms(recurring: str) -> None:
     # 5 % are at most 4 of 20 in 997 of 1,000 such tests.
     assert (measure_drift_alarms(Traffic(recurring), SHIFTS[0], (400, 300), 4, 5) <= 4 / 20).all()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("recurring", ["all", "half"])
-def test_a_rewritten_handbook_of_one_of_ten_products_is_noticed(recurring: str) -> None:
+def test_drift_tests_find_one_rewritten_product_of_ten(recurring: str) -> None:
     shares = measure_drift_alarms(Traffic(recurring), REWRITTEN, (600, 300), 1, 2)  # type: ignore[arg-type]
     assert dict(zip(ALARMS, shares, strict=True))["inputs (both)"] == 1
 
 
-def test_questions_about_a_topic_of_no_document_are_new_and_shown_as_examples() -> None:
+def test_measure_novelty_finds_a_new_topic() -> None:
     traffic = Traffic()
     before, groups = traffic.draw_rows(1500, 0)
     now, own = traffic.draw_rows(400, 1, new_topic=0.1)
-    found = measure_novelty(before, now, groups, own, 0)
-    assert found.p_value <= 0.05 and found.share > found.expected + 0.03
-    assert all(example < 40 for example in found.examples) and found.examples
+    result = measure_novelty(before, now, groups, own, 0)
+    assert result.p_value <= 0.05 and result.share > result.expected + 0.03
+    assert all(example < 40 for example in result.examples) and result.examples
 
 
-def test_what_recurs_is_not_new() -> None:
+def test_measure_novelty_of_recurring_rows_is_low() -> None:
     before, groups = Traffic().draw_rows(1000, 0)
     assert measure_novelty(before, before[:300], groups, groups[:300], 0).share < 0.05
 
 
-def test_the_rows_that_moved_are_the_examples() -> None:
+def test_permutation_test_examples_are_moved_rows() -> None:
     before, groups = Traffic().draw_rows(600, 0)
     now, own = Traffic().draw_rows(300, 1, rewritten=2.0)
     assert {own[one] // 10 for one in permutation_test(before, now, groups, own, 0).examples} == {0}
 
 
-def test_a_document_that_is_asked_about_more_often_has_not_drifted() -> None:
+def test_permutation_test_ignores_frequencies_of_documents() -> None:
     # Its rows are as they were: documents are compared with themselves.
     generator = np.random.default_rng(0)
     groups, own = np.repeat([0, 1], [300, 30]), np.repeat([0, 1], [30, 300])
@@ -59,37 +59,37 @@ def test_a_document_that_is_asked_about_more_often_has_not_drifted() -> None:
 
 
 @pytest.mark.parametrize("test", TESTS)
-def test_one_document_is_compared_with_itself(test) -> None:  # type: ignore[no-untyped-def]
+def test_drift_tests_compare_one_document_with_itself(test) -> None:  # type: ignore[no-untyped-def]
     generator = np.random.default_rng(0)
     rows = generator.standard_normal((200, 8))
-    found = test(rows, generator.standard_normal((100, 8)), np.zeros(200), np.zeros(100), 0)
-    assert np.isnan(found.p_value) or found.p_value > 0.05
+    result = test(rows, generator.standard_normal((100, 8)), np.zeros(200), np.zeros(100), 0)
+    assert np.isnan(result.p_value) or result.p_value > 0.05
 
 
-def test_nothing_is_said_of_nothing() -> None:
+def test_drift_tests_without_rows_are_undefined() -> None:
     rows, groups = np.ones((20, 4)), np.arange(20)
     for test in TESTS:
         for before, now in ((20, 0), (0, 20), (0, 0)):
-            found = test(rows[:before], rows[:now], groups[:before], groups[:now], 0)
-            assert np.isnan(found.p_value) and found.examples == []
+            result = test(rows[:before], rows[:now], groups[:before], groups[:now], 0)
+            assert np.isnan(result.p_value) and result.examples == []
 
 
 @pytest.mark.parametrize("test", TESTS)
-def test_equal_arguments_give_equal_results(test) -> None:  # type: ignore[no-untyped-def]
+def test_drift_tests_are_deterministic(test) -> None:  # type: ignore[no-untyped-def]
     (before, groups), (now, own) = Traffic().draw_rows(200, 0), Traffic().draw_rows(100, 1)
     assert test(before, now, groups, own, 5) == test(before, now, groups, own, 5)
 
 
-def test_long_vectors_and_many_rows_are_reduced() -> None:
+def test_permutation_test_reduces_many_long_vectors() -> None:
     generator = np.random.default_rng(0)
     before = generator.standard_normal((MAX_ROWS + 500, 700)).astype(np.float32)
     now = generator.standard_normal((MAX_ROWS + 500, 700)).astype(np.float32) + 0.2
     groups = np.arange(MAX_ROWS + 500) % 50
-    found = permutation_test(before, now, groups, groups, 0)
-    assert found.p_value < 0.05 and max(found.examples) < MAX_ROWS + 500
+    result = permutation_test(before, now, groups, groups, 0)
+    assert result.p_value < 0.05 and max(result.examples) < MAX_ROWS + 500
 
 
-def test_rows_that_are_drawn_keep_their_documents() -> None:
+def test_permutation_test_samples_rows_with_their_documents() -> None:
     groups = np.repeat(np.arange(50), (MAX_ROWS + 500) // 50)
     before, now = (
         5.0 * groups[:, None] + np.random.default_rng(seed).standard_normal((len(groups), 4)) for seed in (1, 2)
@@ -97,21 +97,21 @@ def test_rows_that_are_drawn_keep_their_documents() -> None:
     assert permutation_test(before, now, groups, groups, 0).p_value > 0.05
 
 
-def test_new_documents_stand_with_as_many_rows_as_each_other() -> None:
+def test_grouped_samples_new_documents_have_equal_rows() -> None:
     generator = np.random.default_rng(0)
     sides = GroupedSamples.from_groups(np.repeat([1, 2, 3], 40), np.repeat([3, 4, 5], [10, 2, 2]), generator)
     assert set(sides.group[sides.in_both]) == {2}
     assert np.bincount(sides.group[sides.group_representatives]).tolist() == [2, 2, 2, 2, 2]
 
 
-def test_several_tests_of_one_alarm() -> None:
+def test_combine_p_values_multiplies_the_least() -> None:
     assert combine_p_values([0.02, 0.5]) == 0.04
     assert combine_p_values([0.02, float("nan")]) == 0.02
     assert combine_p_values([0.9, 0.8]) == 1.0
     assert np.isnan(combine_p_values([])) and np.isnan(combine_p_values([float("nan")]))
 
 
-def test_permutations_leave_as_many_rows_of_each_document_in_the_window() -> None:
+def test_permute_rows_keeps_counts_of_each_document() -> None:
     generator = np.random.default_rng(0)
     sides = GroupedSamples.from_groups(
         np.repeat(["a", "b"], [30, 3]), np.repeat(["a", "b", "c"], [2, 20, 5]), generator

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import pandas as pd
+
+from abstain.data.decision_log.monitoring_windows import FeedSilence
 
 FACTOR = 2
 """How many times the longest earlier silence is accepted; a rhythm of weekdays includes its weekends."""
@@ -13,22 +14,7 @@ MIN_ROWS, MIN_DAYS = 30, 8
 """With fewer rows or days, no rhythm is known; a week and a day include a weekend."""
 
 
-@dataclass(frozen=True)
-class Silence:
-    """How long nothing has arrived.
-
-    Attributes:
-        hours: Hours since the last row.
-        longest_before: Longest earlier silence in hours.
-        is_alarming: Whether the silence is longer than `FACTOR` times the longest earlier one.
-    """
-
-    hours: float
-    longest_before: float
-    is_alarming: bool
-
-
-def measure_silence(moments: pd.Series, now: datetime) -> Silence | None:
+def measure_silence(moments: pd.Series, now: datetime) -> FeedSilence | None:
     """Measure the silence since the last row.
 
     Args:
@@ -43,4 +29,4 @@ def measure_silence(moments: pd.Series, now: datetime) -> Silence | None:
         return None
     longest = ordered.diff().max() / timedelta(hours=1)
     hours = (pd.Timestamp(now) - ordered.iloc[-1]) / timedelta(hours=1)
-    return Silence(float(hours), float(longest), bool(hours > FACTOR * longest))
+    return FeedSilence(hours=hours, longest_before=longest, is_alarming=bool(hours > FACTOR * longest))

@@ -10,11 +10,10 @@ Notes:
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import pandas as pd
@@ -22,16 +21,27 @@ import pandas as pd
 from abstain.config.params import LLMParams, MonitoringParams
 from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
-from abstain.data.decision_log.monitoring_windows import MonitoringWindow, WindowStatistics
+from abstain.data.decision_log.monitoring_windows import (
+    CheckedCalibration,
+    CheckedGuarantee,
+    Comparisons,
+    DecisionSummary,
+    FeedSilence,
+    MonitoringWindow,
+    ReviewSummary,
+    TextComparisons,
+    VectorComparison,
+    WindowStatistics,
+)
 from abstain.data.store.splits import split_by_sampling
 from abstain.monitoring import window_comparison, window_statistics
-from abstain.monitoring.alarms import WindowResult, raise_alarms
+from abstain.monitoring.alarms import AlarmExamples, raise_alarms
 from abstain.monitoring.expected_precision import check_calibration
 from abstain.monitoring.feed import measure_silence
 from abstain.monitoring.live_guarantee import GuaranteedTarget, ReviewBatch, check_live_guarantee
 from abstain.monitoring.reviewed_decisions import batch_reviews_by_day, select_countable_shown
 from abstain.monitoring.traffic import Traffic
-from abstain.monitoring.window_comparison import EXAMPLES, ComparisonResult, SampledAnswers, finite_or_none
+from abstain.monitoring.window_comparison import EXAMPLES, SampledAnswers
 from abstain.monitoring.windows import DayRange, make_day_ranges
 
 FINAL_AFTER = timedelta(days=30)
@@ -159,7 +169,7 @@ class _VersionMonitor:
             earlier = {
                 (window.version, window.start): window for window in (*self._others, *self._stored.values(), *windows)
             }
-            ended = [window.statistics.to_dict() for window in earlier.values() if window.end <= days.start]
+            ended = [window.statistics for window in earlier.values() if window.end <= days.start]
             windows.append(self._compute_window(days, ended, self._measure_silence() if days is feed_days else {}))
         return windows
 
@@ -173,60 +183,54 @@ class _VersionMonitor:
         return self._since is not None and days.end > self._since
 
     def _compute_window(
-        self, days: DayRange, earlier: Sequence[Mapping[str, Any]], feed: Mapping[str, Any]
+        self, days: DayRange, earlier: Sequence[WindowStatistics], feed: Mapping[str, FeedSilence]
     ) -> MonitoringWindow:
         decisions = self._decisions[days.contains(self._decisions["decided_at"])]
         arrived = self._reviewed[days.contains(self._reviewed["arrived"])]
         stored = self._stored.get((days.start, days.end))
-        former = stored.statistics.to_dict() if stored else {}
-        if stored and not self._is_requested(days) and stored.statistics.decisions == len(decisions):
-            comparisons = {name: ComparisonResult.from_json(content) for name, content in former["compared"].items()}
-            statistics = dict(former)
+        former = stored.statistics if stored else None
+        if former and not self._is_requested(days) and former.decisions == len(decisions):
+            decided: DecisionSummary = former
         else:
             earlier_decisions = self._decisions[self._decisions["decided_at"] < days.start]
-            statistics, comparisons = self._summarize_decisions(decisions, earlier_decisions)
+            decided = self._summarize_decisions(decisions, earlier_decisions)
         until = None if days is self.ranges[-1] else days.end
-        guarantee = self._check_guarantee(until, former.get("guarantee"))
-        statistics |= {
-            "guarantee": guarantee,
-            "feed": feed,
-            "prediction_errors": window_statistics.summarize_prediction_errors(earlier),
-        }
-        statistics |= self._summarize_reviews(days, decisions, arrived)
-        statistics |= {"compared": {name: asdict(result) for name, result in comparisons.items()}}
-        alarms = raise_alarms(WindowResult(statistics, comparisons, _select_examples(decisions, arrived)), self._params)
-        as_stored = WindowStatistics.model_validate_json(json.dumps(statistics, allow_nan=False))
-        return MonitoringWindow(
-            days.version, days.start, days.end, as_stored, alarms, days.end <= self._now - FINAL_AFTER
-        )
+        reviewed = self._summarize_reviews(days, decisions, arrived)
+        fields = dict(decided) | dict(reviewed)
+        fields["guarantee"] = self._check_guarantee(until, former.guarantee if former else None)
+        fields["prediction_errors"] = window_statistics.summarize_prediction_errors(earlier)
+        statistics = WindowStatistics.model_validate(fields | {"feed": feed})
+        alarms = raise_alarms(statistics, _select_examples(decisions, arrived), self._params)
+        is_final = days.end <= self._now - FINAL_AFTER
+        return MonitoringWindow(days.version, days.start, days.end, statistics, alarms, is_final)
 
-    def _summarize_decisions(
-        self, decisions: pd.DataFrame, earlier_decisions: pd.DataFrame
-    ) -> tuple[dict[str, Any], dict[str, ComparisonResult]]:
+    def _summarize_decisions(self, decisions: pd.DataFrame, earlier_decisions: pd.DataFrame) -> DecisionSummary:
         """Summarize the window's decisions and compare them with earlier ones of this version."""
-        source = self._inputs.source
+        source, known_chunks, notes = self._inputs.source, self._inputs.known_chunks, []
         window = window_comparison.sample_answers(decisions, source.interactions)
-        statistics = window_statistics.summarize_decisions(decisions, earlier_decisions) | {
-            "expected": window_statistics.estimate_expected_precision(window),
-            "notes": [],
-        }
         reference = window_comparison.sample_answers(earlier_decisions, source.interactions)
-        comparisons = {"writers": window_comparison.compare_answer_models(reference, window)}
-        if self._inputs.known_chunks is not None:
-            comparisons["chunks"] = window_comparison.measure_unknown_chunks(window, self._inputs.known_chunks)
-        else:
-            statistics["notes"].append("unknown chunks are not judged: no document was ingested")
+        if known_chunks is None:
+            notes.append("unknown chunks are not judged: no document was ingested")
+        texts, coverage, states = TextComparisons(), None, None
         if len(earlier_decisions) < min(self._params.min_decisions, len(decisions)):
-            statistics["notes"].append("drift is not judged: too few decisions before under this version")
+            notes.append("drift is not judged: too few decisions before under this version")
         elif not (reference.has_enough and window.has_enough):
-            statistics["notes"].append("drift is not judged: too few answers or documents whose texts are kept")
+            notes.append("drift is not judged: too few answers or documents whose texts are kept")
         else:
-            comparisons["coverage"] = window_comparison.compare_share("shown", reference, window, SEED)
-            comparisons |= window_comparison.compare_texts(reference, window, source.embed, SEED)
-            comparisons["states"] = self._compare_states(earlier_decisions, window)
-        return statistics, comparisons
+            texts = window_comparison.compare_texts(reference, window, source.embed, SEED)
+            coverage = window_comparison.compare_coverage(reference, window, SEED)
+            states = self._compare_states(earlier_decisions, window)
+        compared = Comparisons(
+            **dict(texts),
+            coverage=coverage,
+            states=states,
+            chunks=None if known_chunks is None else window_comparison.measure_unknown_chunks(window, known_chunks),
+            writers=window_comparison.compare_answer_models(reference, window),
+        )
+        expected = window_statistics.estimate_expected_precision(window)
+        return window_statistics.summarize_decisions(decisions, earlier_decisions, expected, compared, notes)
 
-    def _compare_states(self, earlier_decisions: pd.DataFrame, window: SampledAnswers) -> ComparisonResult:
+    def _compare_states(self, earlier_decisions: pd.DataFrame, window: SampledAnswers) -> VectorComparison:
         """Compare hidden states with recent earlier ones.
 
         Of older answers only those in data/ have states: mostly withheld or disliked ones, which differ for that
@@ -234,7 +238,7 @@ class _VersionMonitor:
         """
         llm, source, since = self._version.llm, self._inputs.source, self._inputs.states_since
         if llm is None:
-            return ComparisonResult(note="not judged: the base model of this version is not known here")
+            return VectorComparison(note="not judged: the base model of this version is not known here")
         reference = window_comparison.sample_answers(
             earlier_decisions[earlier_decisions["decided_at"] >= since], source.interactions
         )
@@ -242,57 +246,45 @@ class _VersionMonitor:
         try:
             return window_comparison.compare_states(reference, recent, lambda rows: source.states(llm, rows), SEED)
         except AbstainError as error:
-            return ComparisonResult(note=f"not judged: {error.message_with_code}")
+            return VectorComparison(note=f"not judged: {error.message_with_code}")
 
-    def _summarize_reviews(self, days: DayRange, decisions: pd.DataFrame, arrived: pd.DataFrame) -> dict[str, Any]:
+    def _summarize_reviews(self, days: DayRange, decisions: pd.DataFrame, arrived: pd.DataFrame) -> ReviewSummary:
         """Summarize the reviews that arrived in these days, and those of the window's decisions."""
         with_probability = arrived[arrived.index.isin(self._calibrating.index) & arrived["probability"].notna()]
-        return {
-            "reviews": len(arrived),
-            "excluded_self_selected": self._n_excluded,
-            "self_selected": int((~self._counted["sampled"]).sum()),
-            "precision": window_statistics.compute_reviewed_precision(
-                self._counted[days.contains(self._counted["arrived"])]
-            ),
-            "calibration": _check_calibration(with_probability),
-            "reviewed_precision": window_statistics.compute_reviewed_precision(
-                self._counted[self._counted.index.isin(decisions.index)]
-            ),
-        }
+        counted_arrived = self._counted[days.contains(self._counted["arrived"])]
+        counted_own = self._counted[self._counted.index.isin(decisions.index)]
+        return ReviewSummary(
+            reviews=len(arrived),
+            excluded_self_selected=self._n_excluded,
+            self_selected=int((~self._counted["sampled"]).sum()),
+            precision=window_statistics.compute_reviewed_precision(counted_arrived),
+            reviewed_precision=window_statistics.compute_reviewed_precision(counted_own),
+            calibration=_check_calibration(with_probability),
+        )
 
-    def _check_guarantee(self, until: datetime | None, former: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    def _check_guarantee(self, until: datetime | None, former: CheckedGuarantee | None) -> CheckedGuarantee | None:
         """Test the guarantee on all reviews that arrived before `until`.
 
         `former` is an earlier result. It is reused if it is based on the same reviews, because a test takes a second.
         The result is None without a guarantee or without reviews.
         """
-        target = self._version.guarantee
+        target, alpha = self._version.guarantee, self._params.alpha
         batches = [batch for day, batch in self._batches if until is None or day < until]
         if target is None or not batches:
             return None
-        inputs = _hash_guarantee_inputs(batches, target, self._params.alpha)
-        if former and former["inputs"] == inputs:
-            return dict(former)
-        result = check_live_guarantee(batches, target, self._params.alpha)
+        inputs = _hash_guarantee_inputs(batches, target, alpha)
+        if former and former.inputs == inputs:
+            return former
+        result = check_live_guarantee(batches, target, alpha)
         violated_on = None if result.violated_batch is None else f"{self._batches[result.violated_batch][0]:%Y-%m-%d}"
-        settings = {**asdict(target), "alpha": self._params.alpha}
-        values = {
-            "e_value": result.e_value,
-            "max_e_value": result.max_e_value,
-            "estimate": result.estimate,
-            "low": result.low,
-            "high": result.high,
-        }
-        numbers = {name: finite_or_none(value) for name, value in values.items()}
-        counts = {"reviews": result.reviews, "documents": result.documents, "inputs": inputs}
-        return {**settings, **numbers, **counts, "is_violated": result.is_violated, "violated_on": violated_on}
+        return CheckedGuarantee(**asdict(target), **asdict(result), alpha=alpha, violated_on=violated_on, inputs=inputs)
 
-    def _measure_silence(self) -> dict[str, Any]:
+    def _measure_silence(self) -> dict[str, FeedSilence]:
         """Measure the silence of decisions and feedback over all versions; a new version may have no window yet."""
         traffic = self._inputs.traffic
         times_by_kind = {"decisions": traffic.decisions["decided_at"], "feedback": traffic.feedback["recorded_at"]}
-        silence_by_kind = {name: measure_silence(times, self._now) for name, times in times_by_kind.items()}
-        return {name: asdict(silence) for name, silence in silence_by_kind.items() if silence}
+        silences = ((name, measure_silence(times, self._now)) for name, times in times_by_kind.items())
+        return {name: silence for name, silence in silences if silence}
 
 
 def _hash_guarantee_inputs(batches: Sequence[ReviewBatch], target: GuaranteedTarget, alpha: float) -> str:
@@ -303,22 +295,21 @@ def _hash_guarantee_inputs(batches: Sequence[ReviewBatch], target: GuaranteedTar
     return hashlib.sha256(repr((content, target, alpha)).encode()).hexdigest()[:16]
 
 
-def _check_calibration(rows: pd.DataFrame) -> dict[str, Any] | None:
+def _check_calibration(rows: pd.DataFrame) -> CheckedCalibration | None:
     """Check the calibration of reviewed answers; None if there are too few."""
     if len(rows) < window_statistics.MIN_REVIEWED or rows["document"].nunique() < window_comparison.MIN_DOCUMENTS:
         return None
-    columns = (rows[name].to_numpy() for name in ("probability", "correct", "weight", "document"))
-    check = {name: finite_or_none(value) for name, value in asdict(check_calibration(*columns)).items()}
-    return None if check["p_value"] is None else {**check, "reviews": len(rows)}
+    check = check_calibration(*(rows[name].to_numpy() for name in ("probability", "correct", "weight", "document")))
+    return None if np.isnan(check.p_value) else CheckedCalibration(**asdict(check), reviews=len(rows))
 
 
-def _select_examples(decisions: pd.DataFrame, arrived: pd.DataFrame) -> dict[str, tuple[str, ...]]:
+def _select_examples(decisions: pd.DataFrame, arrived: pd.DataFrame) -> AlarmExamples:
     """Select ids of answers in a window as examples, by what they show."""
     incorrect = arrived[(arrived["decision"] == "show") & ~arrived["correct"].astype(bool)]
     difference = (arrived["probability"] - arrived["correct"].astype(float)).abs()
-    examples = {
-        "incorrect": incorrect.index[-EXAMPLES:],
-        "miscalibrated": difference.sort_values(ascending=False).index[:EXAMPLES],
-        "unavailable": decisions.index[decisions["decision"] == "unavailable"][-EXAMPLES:],
-    }
-    return {name: tuple(map(str, ids)) for name, ids in examples.items()}
+    ids = (
+        incorrect.index[-EXAMPLES:],
+        difference.sort_values(ascending=False).index[:EXAMPLES],
+        decisions.index[decisions["decision"] == "unavailable"][-EXAMPLES:],
+    )
+    return AlarmExamples(*(tuple(map(str, group)) for group in ids))

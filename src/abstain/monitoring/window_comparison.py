@@ -11,17 +11,25 @@ Notes:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import nsmallest
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from abstain.core.contracts import UNNAMED_PREFIX, Interaction
+from abstain.data.decision_log.monitoring_windows import (
+    Comparison,
+    CoverageShares,
+    ModelShares,
+    Separability,
+    TextComparisons,
+    TopicShares,
+    UnknownChunks,
+    VectorComparison,
+)
 from abstain.data.store.splits import hash_to_unit_interval
 from abstain.monitoring.drift import (
-    DriftResult,
     classifier_two_sample_test,
     combine_p_values,
     measure_novelty,
@@ -77,35 +85,6 @@ class SampledAnswers:
         return SampledAnswers(interactions, self.decisions[mask])
 
 
-@dataclass(frozen=True)
-class ComparisonResult:
-    """The result of one comparison.
-
-    Attributes:
-        p_value: p-value; None if nothing was judged.
-        statistics: Statistics for alarms and pages.
-        examples: Ids of answers that differ most.
-        note: Why nothing was judged; "" otherwise.
-    """
-
-    p_value: float | None = None
-    statistics: Mapping[str, Any] = field(default_factory=dict)
-    examples: tuple[str, ...] = ()
-    note: str = ""
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> ComparisonResult:
-        """Restore a result from JSON.
-
-        Args:
-            content: Fields as `asdict` gave them, read back from JSON.
-
-        Returns:
-            The result.
-        """
-        return cls(**{**content, "examples": tuple(content["examples"])})
-
-
 def sample_answers(
     decisions: pd.DataFrame,
     get_interactions: Callable[[Sequence[str]], Mapping[str, Interaction]],
@@ -134,9 +113,7 @@ def sample_answers(
     return SampledAnswers([interaction_by_id[interaction_id] for interaction_id in ids], decisions.loc[ids])
 
 
-def compare_texts(
-    reference: SampledAnswers, window: SampledAnswers, embed: EmbedTexts, seed: int
-) -> dict[str, ComparisonResult]:
+def compare_texts(reference: SampledAnswers, window: SampledAnswers, embed: EmbedTexts, seed: int) -> TextComparisons:
     """Test questions, answers and contexts for drift, and questions for new topics.
 
     Args:
@@ -146,24 +123,26 @@ def compare_texts(
         seed: Seed of the tests.
 
     Returns:
-        One result for each name in `TEXTS`, and `topics` for questions that are unlike any earlier one.
+        The results.
     """
-    results = {}
     vectors = {name: (_embed_texts(reference, name, embed), _embed_texts(window, name, embed)) for name in TEXTS}
-    for name, (reference_vectors, window_vectors) in vectors.items():
-        results[name] = compare_vectors((reference, *reference_vectors), (window, *window_vectors), seed)
     (_, reference_questions), (_, window_questions) = vectors["questions"]
     novelty = measure_novelty(reference_questions, window_questions, reference.groups, window.groups, seed)
-    statistics = {"share": finite_or_none(novelty.share), "expected": finite_or_none(novelty.expected)}
-    results["topics"] = ComparisonResult(
-        finite_or_none(novelty.p_value), statistics, _get_ids(window, novelty.examples)
+    topics = Comparison[TopicShares](
+        p_value=novelty.p_value,
+        statistics=TopicShares(share=novelty.share, expected=novelty.expected),
+        examples=_get_ids(window, novelty.examples),
     )
-    return results
+    results = {
+        name: compare_vectors((reference, *reference_vectors), (window, *window_vectors), seed)
+        for name, (reference_vectors, window_vectors) in vectors.items()
+    }
+    return TextComparisons(**results, topics=topics)
 
 
 def compare_states(
     reference: SampledAnswers, window: SampledAnswers, read_states: ReadCachedStates, seed: int
-) -> ComparisonResult:
+) -> VectorComparison:
     """Test hidden states for drift, if enough answers on both sides have cached states.
 
     The gate caches the states of the first answers of a day, up to a fixed number.
@@ -179,7 +158,7 @@ def compare_states(
     """
     sides = [(side, *read_states(side.interactions)) for side in (reference, window)]
     if not all(side.filter(has_states).has_enough for side, has_states, _ in sides):
-        return ComparisonResult(note="not judged: the states of too few answers are cached")
+        return VectorComparison(note="not judged: the states of too few answers are cached")
     return compare_vectors(sides[0], sides[1], seed)
 
 
@@ -187,7 +166,7 @@ def compare_vectors(
     reference: tuple[SampledAnswers, np.ndarray, np.ndarray],
     window: tuple[SampledAnswers, np.ndarray, np.ndarray],
     seed: int,
-) -> ComparisonResult:
+) -> VectorComparison:
     """Test vectors for drift, by a permutation test and a classifier.
 
     Args:
@@ -200,37 +179,35 @@ def compare_vectors(
     """
     reference_answers, window_answers = reference[0].filter(reference[1]), window[0].filter(window[1])
     if not (reference_answers.has_enough and window_answers.has_enough):
-        return ComparisonResult(note="not judged: too few answers or documents")
+        return VectorComparison(note="not judged: too few answers or documents")
     arguments = (reference[2], window[2], reference_answers.groups, window_answers.groups, seed)
     means, classifier = permutation_test(*arguments), classifier_two_sample_test(*arguments)
     first = min((means, classifier), key=lambda result: (np.isnan(result.p_value), result.p_value))
-    return ComparisonResult(
-        finite_or_none(combine_p_values([means.p_value, classifier.p_value])),
-        {"auc": finite_or_none(classifier.auc)},
-        _get_ids(window_answers, first.examples),
+    return VectorComparison(
+        p_value=combine_p_values([means.p_value, classifier.p_value]),
+        statistics=Separability(auc=classifier.auc),
+        examples=_get_ids(window_answers, first.examples),
     )
 
 
-def compare_share(name: str, reference: SampledAnswers, window: SampledAnswers, seed: int) -> ComparisonResult:
-    """Test whether the share of answers with a property has changed, by groups.
+def compare_coverage(reference: SampledAnswers, window: SampledAnswers, seed: int) -> Comparison[CoverageShares]:
+    """Test whether the share of shown answers has changed, by groups.
 
     Args:
-        name: Bool column of `decisions`.
         reference: Answers before the window.
         window: Answers in the window.
         seed: Seed of the test.
 
     Returns:
-        The result with the shares `before` and `now`.
+        The result.
     """
-    sides = [side.decisions[name].to_numpy(float) for side in (reference, window)]
-    result: DriftResult = permutation_test(sides[0][:, None], sides[1][:, None], reference.groups, window.groups, seed)
-    return ComparisonResult(
-        finite_or_none(result.p_value), {"before": float(sides[0].mean()), "now": float(sides[1].mean())}
-    )
+    sides = [side.decisions["shown"].to_numpy(float) for side in (reference, window)]
+    result = permutation_test(sides[0][:, None], sides[1][:, None], reference.groups, window.groups, seed)
+    shares = CoverageShares(before=float(sides[0].mean()), now=float(sides[1].mean()))
+    return Comparison(p_value=result.p_value, statistics=shares)
 
 
-def measure_unknown_chunks(window: SampledAnswers, known_chunks: Collection[str]) -> ComparisonResult:
+def measure_unknown_chunks(window: SampledAnswers, known_chunks: Collection[str]) -> Comparison[UnknownChunks]:
     """Measure the share of answers with a chunk that is not in the knowledge base.
 
     Args:
@@ -249,10 +226,10 @@ def measure_unknown_chunks(window: SampledAnswers, known_chunks: Collection[str]
         )
     ]
     share = len(ids) / len(window.interactions) if window.interactions else 0.0
-    return ComparisonResult(None, {"share": share}, tuple(ids[-EXAMPLES:]))
+    return Comparison(statistics=UnknownChunks(share=share), examples=tuple(ids[-EXAMPLES:]))
 
 
-def compare_answer_models(reference: SampledAnswers, window: SampledAnswers) -> ComparisonResult:
+def compare_answer_models(reference: SampledAnswers, window: SampledAnswers) -> Comparison[ModelShares]:
     """Compare the models that wrote the answers.
 
     Args:
@@ -260,20 +237,17 @@ def compare_answer_models(reference: SampledAnswers, window: SampledAnswers) -> 
         window: Answers in the window.
 
     Returns:
-        `before` and `now`: model -> share, most frequent first. `new`: share of answers by models that wrote less than
-        `MAX_RARE_SHARE` of the earlier answers; 0 without earlier answers.
+        The shares; a model is new if it wrote less than `MAX_RARE_SHARE` of the earlier answers, and none is new
+        without earlier answers.
     """
     reference_shares, window_shares = _compute_model_shares(reference), _compute_model_shares(window)
     new_models = {
         model for model in window_shares if reference_shares and reference_shares.get(model, 0.0) < MAX_RARE_SHARE
     }
     examples = [row.interaction_id for row in window.interactions if row.model in new_models]
-    shares = {
-        "before": reference_shares,
-        "now": window_shares,
-        "new": sum(window_shares[model] for model in new_models),
-    }
-    return ComparisonResult(None, shares, tuple(examples[-EXAMPLES:]))
+    new_share = sum(window_shares[model] for model in new_models)
+    shares = ModelShares(before=reference_shares, now=window_shares, new=new_share)
+    return Comparison(statistics=shares, examples=tuple(examples[-EXAMPLES:]))
 
 
 def _compute_model_shares(side: SampledAnswers) -> dict[str, float]:
@@ -303,15 +277,3 @@ def _embed_texts(side: SampledAnswers, name: str, embed: EmbedTexts) -> tuple[np
 
 def _get_ids(side: SampledAnswers, indices: Sequence[int]) -> tuple[str, ...]:
     return tuple(side.interactions[index].interaction_id for index in indices[:EXAMPLES])
-
-
-def finite_or_none(value: float | None) -> float | None:
-    """Return `value`, or None if it is undefined, because JSON has neither nan nor infinity.
-
-    Args:
-        value: A number or None.
-
-    Returns:
-        The number or None.
-    """
-    return None if value is None or not np.isfinite(value) else float(value)

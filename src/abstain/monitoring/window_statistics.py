@@ -1,51 +1,71 @@
-"""The statistics of a window, as JSON. Pure."""
+"""The statistics of a window. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 
+from abstain.data.decision_log.monitoring_windows import (
+    Comparisons,
+    ConfidenceSummary,
+    DecisionSummary,
+    PredictionErrors,
+    ProductCoverage,
+    ReviewedPrecision,
+    ValueWithBounds,
+    WindowStatistics,
+)
 from abstain.data.validation.drift import compute_stability_index
 from abstain.learning.metrics.weighted_metrics import effective_sample_size
 from abstain.monitoring.expected_precision import estimate_precision
-from abstain.monitoring.window_comparison import SampledAnswers, finite_or_none
+from abstain.monitoring.window_comparison import SampledAnswers
 
 NO_PRODUCT = "none"
 MIN_REVIEWED = 20
 """Smallest number of reviewed answers for comparing an expected precision with the observed one."""
 
 
-def summarize_decisions(window: pd.DataFrame, reference: pd.DataFrame) -> dict[str, Any]:
+def summarize_decisions(
+    window: pd.DataFrame,
+    reference: pd.DataFrame,
+    expected: ValueWithBounds | None,
+    compared: Comparisons,
+    notes: list[str],
+) -> DecisionSummary:
     """Summarize coverage, unavailable decisions and confidences of a window.
 
     Args:
         window: Decisions of the window.
         reference: Earlier decisions of the same version, for the stability index.
+        expected: Expected precision of what is shown.
+        compared: Comparisons with the earlier decisions.
+        notes: Why something was not compared.
 
     Returns:
-        Statistics by name.
+        The statistics.
     """
     unavailable = window[window["decision"] == "unavailable"]
     products = window["product"].astype("object").fillna(NO_PRODUCT)
-    return {
-        "decisions": len(window),
-        "shown": int(window["shown"].sum()),
-        "coverage": _mean(window["shown"]),
-        "products": {
-            str(name): {"decisions": len(part), "coverage": float(part.mean())}
+    return DecisionSummary(
+        decisions=len(window),
+        shown=int(window["shown"].sum()),
+        coverage=_mean(window["shown"]),
+        products={
+            str(name): ProductCoverage(decisions=len(part), coverage=float(part.mean()))
             for name, part in window["shown"].groupby(products)
         },
-        "unavailable": len(unavailable) / len(window) if len(window) else None,
-        "unavailable_codes": {str(code): int(n) for code, n in unavailable["code"].value_counts().items() if n},
-        "confidence": _summarize_confidence(window["confidence"].dropna(), reference["confidence"].dropna()),
-    }
+        unavailable=len(unavailable) / len(window) if len(window) else None,
+        unavailable_codes={str(code): int(n) for code, n in unavailable["code"].value_counts().items() if n},
+        confidence=_summarize_confidence(window["confidence"].dropna(), reference["confidence"].dropna()),
+        expected=expected,
+        compared=compared,
+        notes=notes,
+    )
 
 
-def estimate_expected_precision(window: SampledAnswers) -> dict[str, float | None] | None:
+def estimate_expected_precision(window: SampledAnswers) -> ValueWithBounds | None:
     """Estimate the precision of the sampled answers that were decided to be shown.
 
     Args:
@@ -59,10 +79,10 @@ def estimate_expected_precision(window: SampledAnswers) -> dict[str, float | Non
     if not shown.interactions:
         return None
     estimate = estimate_precision(shown.decisions["probability"].to_numpy(float), shown.groups)
-    return {name: finite_or_none(value) for name, value in asdict(estimate).items()}
+    return ValueWithBounds.model_validate(estimate)
 
 
-def compute_reviewed_precision(rows: pd.DataFrame) -> dict[str, Any] | None:
+def compute_reviewed_precision(rows: pd.DataFrame) -> ReviewedPrecision | None:
     """Compute the inclusion-weighted precision of reviewed shown answers.
 
     Args:
@@ -74,15 +94,15 @@ def compute_reviewed_precision(rows: pd.DataFrame) -> dict[str, Any] | None:
     if rows.empty:
         return None
     weight, correct = rows["weight"].to_numpy(float), rows["correct"].to_numpy(bool)
-    return {
-        "reviews": len(rows),
-        "documents": int(rows["document"].nunique()),
-        "n_eff": round(float(effective_sample_size(weight)), 1),
-        "precision": float(np.average(correct, weights=weight)),
-    }
+    return ReviewedPrecision(
+        reviews=len(rows),
+        documents=int(rows["document"].nunique()),
+        n_eff=round(float(effective_sample_size(weight)), 1),
+        precision=float(np.average(correct, weights=weight)),
+    )
 
 
-def summarize_prediction_errors(windows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def summarize_prediction_errors(windows: Sequence[WindowStatistics]) -> PredictionErrors:
     """Summarize how far the expected precision of earlier windows was from what their reviews said.
 
     Args:
@@ -92,14 +112,16 @@ def summarize_prediction_errors(windows: Sequence[Mapping[str, Any]]) -> dict[st
         Number of windows with at least `MIN_REVIEWED` reviews, and the mean absolute error.
     """
     errors = [
-        abs(window["expected"]["value"] - window["reviewed_precision"]["precision"])
+        abs(window.expected_precision - reviewed.precision)
         for window in windows
-        if window.get("expected") and (window.get("reviewed_precision") or {"reviews": 0})["reviews"] >= MIN_REVIEWED
+        if window.expected_precision is not None
+        and (reviewed := window.reviewed_precision)
+        and reviewed.reviews >= MIN_REVIEWED
     ]
-    return {"windows": len(errors), "mean_error": float(np.mean(errors)) if errors else None}
+    return PredictionErrors(windows=len(errors), mean_error=float(np.mean(errors)) if errors else None)
 
 
-def _summarize_confidence(window: pd.Series, reference: pd.Series) -> dict[str, Any]:
+def _summarize_confidence(window: pd.Series, reference: pd.Series) -> ConfidenceSummary:
     """Return deciles, and the stability index over the deciles of earlier decisions."""
     deciles = [round(float(value), 4) for value in window.quantile(np.arange(0.1, 1, 0.1))] if len(window) else []
     index = None
@@ -111,7 +133,7 @@ def _summarize_confidence(window: pd.Series, reference: pd.Series) -> dict[str, 
         ]
         counts = [{str(i): int(n) for i, n in enumerate(side)} for side in sides]
         index = round(compute_stability_index(counts[0], counts[1]), 4)
-    return {"deciles": deciles, "stability_index": index}
+    return ConfidenceSummary(deciles=deciles, stability_index=index)
 
 
 def _mean(values: pd.Series) -> float | None:

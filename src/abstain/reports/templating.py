@@ -40,6 +40,27 @@ def render_template(name: str, **values: Any) -> str:
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
+def render_lines(name: str, **values: Any) -> list[tuple[str, str]]:
+    """Render a template of `call line(LABEL)` blocks for readers of plain text and of HTML: nothing is escaped.
+
+    Args:
+        name: Name of the file in `templates/` without `.md.jinja`.
+        **values: Variables of the template.
+
+    Returns:
+        Label and text of each block.
+    """
+    lines: list[tuple[str, str]] = []
+
+    def add_line(label: str, caller: Callable[[], str]) -> str:
+        lines.append((label, " ".join(caller().split())))
+        return ""
+
+    environment = _load_environment().overlay(finalize=None)
+    environment.get_template(f"{name}.md.jinja").render(values, line=add_line)
+    return lines
+
+
 def rank_best_first(values: Mapping[str, float | None]) -> list[str]:
     """Return the names of `values`, highest value first; those without a value come last."""
     numbers = {name: -math.inf if value is None else value for name, value in values.items()}

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from abstain.core.errors import AbstainError
 from abstain.data.decision_log.decisions import LoggedDecision
 from abstain.data.decision_log.log import DecisionLog
-from abstain.data.decision_log.monitoring_windows import WindowStatistics
+from abstain.data.decision_log.monitoring_windows import CheckedGuarantee, WindowStatistics
 from tests.data.builders import interaction
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -55,14 +57,48 @@ def bytes_in(folder: Path) -> bytes:
     return b"".join(file.read_bytes() for file in folder.rglob("*") if file.is_file())
 
 
-def window_statistics(**changes: Any) -> WindowStatistics:
-    """The statistics of a window without decisions or reviews, but for `changes`."""
+def get_outcome(future: Future[Any]) -> Any:
+    """Return the outcome of a row, or the code of its error, which is one line."""
+    error = future.exception(timeout=20)
+    if error is None:
+        return future.result()
+    assert isinstance(error, AbstainError) and "\n" not in str(error)
+    return error.code
+
+
+def record(log: DecisionLog, *decisions: LoggedDecision) -> list[Any]:
+    """Record decisions one after the other, and return their outcomes."""
+    return [get_outcome(log.record_decision(row)) for row in decisions]
+
+
+def make_window_statistics(**changes: Any) -> WindowStatistics:
+    """Return the statistics of a window without decisions or reviews, except for `changes`."""
     empty: dict[str, Any] = dict.fromkeys(
-        ("coverage", "unavailable", "expected", "precision", "guarantee", "calibration")
+        ("coverage", "unavailable", "expected", "precision", "reviewed_precision", "guarantee", "calibration")
     )
     empty |= dict.fromkeys(("decisions", "shown", "reviews", "excluded_self_selected", "self_selected"), 0)
     empty |= {"products": {}, "unavailable_codes": {}, "feed": {}, "notes": []}
     empty |= {"confidence": {"deciles": [], "stability_index": None}}
     empty |= {"prediction_errors": {"windows": 0, "mean_error": None}}
-    empty |= {"compared": {"writers": {"statistics": {"now": {}}}}}
+    empty |= {"compared": {"writers": {"statistics": {"before": {}, "now": {}, "new": 0.0}}}}
     return WindowStatistics.model_validate(empty | changes)
+
+
+def make_guarantee(**changes: Any) -> CheckedGuarantee:
+    """Return a checked guarantee of a precision of 0.9 that holds."""
+    fields = {
+        "metric": "precision",
+        "target": 0.9,
+        "alpha": 0.05,
+        "estimate": 0.85,
+        "low": 0.8,
+        "high": 0.91,
+        "e_value": 1.5,
+        "max_e_value": 2.5,
+        "is_violated": False,
+        "violated_on": None,
+        "reviews": 90,
+        "documents": 40,
+        "inputs": "0123456789abcdef",
+    }
+    return CheckedGuarantee.model_validate(fields | changes)

@@ -1,4 +1,7 @@
-"""Processes that log until they are killed, and what they had acknowledged."""
+"""Processes that log until they are killed, and what they had acknowledged.
+
+python -m tests.data.decision_log.processes URL NAME
+"""
 
 from __future__ import annotations
 
@@ -7,25 +10,26 @@ import random
 import subprocess
 import sys
 import time
+from contextlib import closing
+from itertools import count
 
 from abstain.core.contracts import Thumb
 from abstain.data.decision_log import queries
 from tests.conftest import ROOT
-from tests.data.decision_log.builders import open_log
+from tests.data.builders import feedback
+from tests.data.decision_log.builders import decision, open_log
 
 
 def kill_writers(url: str, names: list[str], seed: int) -> list[str]:
-    """The ids that processes called `names` acknowledged until they were killed, all at once, at a random moment."""
+    """Kill processes that log, all at once at a random moment, and return the ids that they had acknowledged."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
-    command = [sys.executable, "-m", "tests.data.decision_log.writer", url]
+    command = [sys.executable, "-m", "tests.data.decision_log.processes", url]
     writers = [
         subprocess.Popen([*command, name], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
         for name in names
     ]
     try:
-        for writer in writers:
-            assert writer.stdout and writer.stdout.readline() == "ready\n"
-        first = [writer.stdout.readline().strip() for writer in writers if writer.stdout]
+        first = [writer.stdout.readline().strip() for writer in writers]
         time.sleep(random.Random(seed).uniform(0.05, 0.5))
     finally:
         for writer in writers:
@@ -33,14 +37,28 @@ def kill_writers(url: str, names: list[str], seed: int) -> list[str]:
     return first + [key for writer in writers for key in writer.communicate()[0].split()]
 
 
-def assert_all_there(url: str, acknowledged: list[str]) -> None:
-    """Every acknowledged row is in the log, whole, and rows can be logged again."""
+def assert_acknowledged_rows(url: str, acknowledged: list[str]) -> None:
+    """Assert that every acknowledged row is in the log, whole, and that the log can be opened."""
+    with closing(open_log(url)) as log:
+        assert acknowledged
+        for key in acknowledged:
+            details = queries.get_decision(log.database, key)
+            assert details and details.decision.interaction and details.decision.interaction.interaction_id == key
+            assert [row.comment for row in details.feedback if isinstance(row, Thumb)] == [key]
+        counts = queries.count_decisions(log.database)
+        assert counts["show"] >= len(acknowledged) <= counts["feedback"]
+
+
+def write(url: str, name: str) -> None:
+    """Log decisions and feedback until the end of the process, and print each id once it is acknowledged."""
     log = open_log(url)
-    assert acknowledged
-    for key in acknowledged:
-        found = queries.get_decision(log.database, key)
-        assert found and found.decision.interaction and found.decision.interaction.interaction_id == key
-        assert [row.comment for row in found.feedback if isinstance(row, Thumb)] == [key]
-    counts = queries.count_decisions(log.database)
-    assert counts["show"] >= len(acknowledged) <= counts["feedback"]
-    log.close()
+    for number in count():
+        key = f"{name}-{number}"
+        futures = log.record_decision(decision(key)), log.record_feedback(f"f-{key}", feedback(key, comment=key))
+        for future in futures:
+            future.result()
+        os.write(1, f"{key}\n".encode())  # whole lines: a line is written at once or not at all
+
+
+if __name__ == "__main__":
+    write(*sys.argv[1:])

@@ -1,74 +1,63 @@
-"""What a shadow would have decided: recorded once, joined with production's decision, and gone when texts are."""
-
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 
-from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.decisions import ShadowDecision
+from abstain.data.decision_log.erasure import purge_expired_texts
 from abstain.data.decision_log.log import DecisionLog
 from abstain.data.decision_log.queries import PairedDecision, list_paired_decisions
-from tests.data.builders import interaction
-from tests.data.decision_log.builders import decision, open_log, url_of
+from tests.data.decision_log.builders import decision, record
 
 NOW = datetime.now(UTC)
-OF_SHADOW = ShadowDecision("a", "shadow-1", NOW, False, 0.25, 0.2, 0.5)
+SHADOW = ShadowDecision("a", "shadow-1", NOW, False, 0.25, 0.2, 0.5)
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Iterator[DecisionLog]:
+def log(log: DecisionLog) -> DecisionLog:
     """Ann asked a and Bob b; both versions decided about them."""
-    opened = open_log(url_of(tmp_path), keep_days=30)
     for key, user in (("a", "ann"), ("b", "bob")):
-        opened.record_decision(decision(key, user=user, decided_at=NOW))
-        opened.record_shadow_decision(replace(OF_SHADOW, interaction_id=key)).result()
-    yield opened
-    opened.close()
+        record(log, decision(key, user=user, decided_at=NOW))
+        log.record_shadow_decision(replace(SHADOW, interaction_id=key)).result()
+    return log
 
 
-def pairs(folder: Path, candidate: str = "shadow-1", version: str = "v1.0.0") -> list[PairedDecision]:
-    log = LogDatabase.open_existing(url_of(folder))
-    assert log is not None
-    return list_paired_decisions(log, candidate, version)
+def list_pairs(log: DecisionLog, candidate: str = "shadow-1") -> list[tuple[str, float]]:
+    pairs = list_paired_decisions(log.database, candidate, "v1.0.0")
+    return [(pair.interaction_id, pair.shadow_confidence) for pair in pairs]
 
 
-def test_a_pair_has_what_both_have_decided(tmp_path: Path, log: DecisionLog) -> None:
-    first, second = pairs(tmp_path)
+def test_list_paired_decisions_has_both_decisions(log: DecisionLog) -> None:
+    first, second = list_paired_decisions(log.database, "shadow-1", "v1.0.0")
     assert first == PairedDecision("a", True, 0.75, 0.5, 0.5, False, 0.25, 0.2, 0.5) and second.interaction_id == "b"
-    assert pairs(tmp_path, "shadow-2") == pairs(tmp_path, version="v1.1.0") == []
+    assert list_pairs(log, "shadow-2") == list_paired_decisions(log.database, "shadow-1", "v1.1.0") == []
 
 
-def test_the_first_of_an_answer_and_a_candidate_stays(tmp_path: Path, log: DecisionLog) -> None:
-    log.record_shadow_decision(replace(OF_SHADOW, confidence=0.9))
-    log.record_shadow_decision(replace(OF_SHADOW, candidate="shadow-2", confidence=0.6))
-    log.record_shadow_decision(replace(OF_SHADOW, candidate="shadow-2", confidence=0.7)).result()
-    assert [one.shadow_confidence for one in pairs(tmp_path)] == [0.25, 0.25]
-    assert [one.shadow_confidence for one in pairs(tmp_path, "shadow-2")] == [0.6]
+def test_record_shadow_decision_keeps_the_first(log: DecisionLog) -> None:
+    log.record_shadow_decision(replace(SHADOW, confidence=0.9))
+    log.record_shadow_decision(replace(SHADOW, candidate="shadow-2", confidence=0.6))
+    log.record_shadow_decision(replace(SHADOW, candidate="shadow-2", confidence=0.7)).result()
+    assert list_pairs(log) == [("a", 0.25), ("b", 0.25)] and list_pairs(log, "shadow-2") == [("a", 0.6)]
 
 
-def test_what_either_has_not_decided_is_no_pair(tmp_path: Path, log: DecisionLog) -> None:
-    log.record_shadow_decision(replace(OF_SHADOW, interaction_id="unknown"))
-    log.record_shadow_decision(replace(OF_SHADOW, interaction_id="c"))
-    log.record_decision(decision("c", shown=False, decision="unavailable", interaction=interaction("c")))
-    log.record_decision(decision("d", interaction=interaction("d")))
-    log.record_shadow_decision(replace(OF_SHADOW, interaction_id="d", confidence=None)).result()
-    assert [one.interaction_id for one in pairs(tmp_path)] == ["a", "b"]
+def test_list_paired_decisions_omits_undecided_answers(log: DecisionLog) -> None:
+    record(log, decision("c", shown=False, decision="unavailable"), decision("d"))
+    for key, confidence in (("unknown", 0.25), ("c", 0.25), ("d", None)):
+        log.record_shadow_decision(replace(SHADOW, interaction_id=key, confidence=confidence)).result()
+    assert [key for key, _ in list_pairs(log)] == ["a", "b"]
 
 
-def test_an_erasure_with_interactions_reaches_it_and_it_does_not_come_back(tmp_path: Path, log: DecisionLog) -> None:
+def test_erase_user_removes_shadow_decisions_for_good(log: DecisionLog) -> None:
     assert log.erase_user(["ann"], with_interactions=True) == 2
-    assert [one.interaction_id for one in pairs(tmp_path)] == ["b"]
-    log.record_shadow_decision(OF_SHADOW).result()
-    assert [one.interaction_id for one in pairs(tmp_path)] == ["b"]
+    assert list_pairs(log) == [("b", 0.25)]
+    log.record_shadow_decision(SHADOW).result()
+    assert list_pairs(log) == [("b", 0.25)]
 
 
-def test_it_goes_when_its_days_are_over(tmp_path: Path, log: DecisionLog) -> None:
-    log.purge_expired_texts(NOW + timedelta(days=29))
-    assert len(pairs(tmp_path)) == 2
-    log.purge_expired_texts(NOW + timedelta(days=31))
-    assert pairs(tmp_path) == []
+def test_purge_expired_texts_removes_shadow_decisions(log: DecisionLog) -> None:
+    purge_expired_texts(log.database, NOW + timedelta(days=29), 30)
+    assert len(list_pairs(log)) == 2
+    purge_expired_texts(log.database, NOW + timedelta(days=31), 30)
+    assert list_pairs(log) == []

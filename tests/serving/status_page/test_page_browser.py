@@ -1,5 +1,3 @@
-"""The page in a real browser that runs no script: by keyboard, on a phone, light and dark, alone on its host."""
-
 from __future__ import annotations
 
 import re
@@ -12,24 +10,16 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from abstain.config.settings import Settings
-from abstain.core.contracts import Review
 from abstain.data.decision_log import queries
 from abstain.ingest.sources.decision_log import DecisionLogSource
 from abstain.serving.service.gate_service import GateService
 from abstain.serving.service.keys import ApiKeys, create_key
-from abstain.serving.service.version_follower import VersionInfo
 from tests.browser import headless
 from tests.data.builders import cited
 from tests.data.decision_log.builders import decision, url_of
-from tests.llm.builders import save_tiny_model
 from tests.serving.status_page.builders import (
-    SINCE,
-    FixedReleases,
-    fused_release,
     listening,
     make_server,
-    make_service,
     queue_answers,
     withheld,
 )
@@ -51,51 +41,40 @@ def browser() -> Iterator[Browser]:
         yield opened
 
 
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("release")
-    model = save_tiny_model(folder / "model")
-    return fused_release(folder / "bundle", model, Settings(home=folder / "home", device="cpu", dtype="float32"))
-
-
 @pytest.fixture
-def service(bundle: Path, settings: Settings, tmp_path: Path) -> GateService:
-    """Two weeks of decisions, and withheld answers with texts that are hard to show."""
-    made = make_service(tmp_path, FixedReleases(VersionInfo("v1.2.0", "0", SINCE, ("a notice",)), bundle), settings)
-    made.follower.refresh()
+def service(service: GateService) -> GateService:
+    """A service with two weeks of decisions, and withheld answers with texts that are hard to show."""
+    log = service.log
     now = datetime.now(UTC)
     for number in range(40):
         kind = ("show", "show", "abstain", "unavailable")[number % 4]
-        at = now - timedelta(hours=8 * number)
-        more = {"decided_at": at, "duration_ms": 900.0 + 40_000 * (number % 7), "decision": kind}
-        made.log.record_decision(decision(f"i-{number}", shown=kind == "show", **more))
-    made.log.record_decision(withheld("long", question=LONG, answer=LONG, contexts=cited(LONG)))
-    made.log.record_decision(withheld("rtl", question=HEBREW, answer="<script>document.title = 1</script>"))
-    made.log.record_decision(
-        withheld(NEWEST, question="May I pay late?", answer="None.", contexts=cited("fees#0"))
-    ).result()
-    return made
+        changes = {"decided_at": now - timedelta(hours=8 * number), "duration_ms": 900.0 + 40_000 * (number % 7)}
+        log.record_decision(decision(f"i-{number}", shown=kind == "show", decision=kind, **changes))
+    log.record_decision(withheld("long", question=LONG, answer=LONG, contexts=cited(LONG)))
+    log.record_decision(withheld("rtl", question=HEBREW, answer="<script>document.title = 1</script>"))
+    log.record_decision(withheld(NEWEST, question="May I pay late?", answer="None.", contexts=cited("fees#0"))).result()
+    return service
 
 
 @contextmanager
-def opened(browser: Browser, address: str, **options: Any) -> Iterator[Page]:
+def open_page(browser: Browser, address: str, **options: Any) -> Iterator[Page]:
     """A page without JavaScript that reaches `address` alone; nothing else is asked for, and nothing complained of."""
-    asked: list[str] = []
+    requests: list[str] = []
     complaints: list[str] = []
 
-    def own_alone(route: Route) -> None:
+    def allow_own(route: Route) -> None:
         route.continue_() if route.request.url.startswith(f"{address}/") else route.abort()
 
     context = browser.new_context(**{"java_script_enabled": False, **options})
-    context.route("**/*", own_alone)
+    context.route("**/*", allow_own)
     page = context.new_page()
-    page.on("request", lambda request: asked.append(request.url))
+    page.on("request", lambda request: requests.append(request.url))
     page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.goto(f"{address}/")
     yield page
-    assert [one for one in complaints if not one.startswith(EXPECTED)] == []
-    assert [url for url in asked if not url.startswith((f"{address}/", "data:"))] == []
+    assert [text for text in complaints if not text.startswith(EXPECTED)] == []
+    assert [url for url in requests if not url.startswith((f"{address}/", "data:"))] == []
     context.close()
 
 
@@ -119,9 +98,16 @@ def press_access_key(page: Page, key: str) -> None:
     session.send("Input.dispatchKeyEvent", {"type": "keyUp", "modifiers": 1, "key": key})
 
 
-def test_an_answer_is_tried_by_keyboard_and_is_no_traffic(browser: Browser, service: GateService) -> None:
+def choose_criteria(page: Page) -> None:
+    """Choose complete and truthful, and not correct."""
+    for name, key in (("Complete", "Space"), ("Correct", "ArrowRight"), ("Truthful", "Space")):
+        tab_to(page, page.get_by_role("group", name=name).get_by_role("radio", name="yes"))
+        page.keyboard.press(key)
+
+
+def test_answer_is_tried_by_keyboard(browser: Browser, service: GateService) -> None:
     before = dict(queries.count_decisions(service.log.database))
-    with listening(make_server(service, ApiKeys())) as address, opened(browser, address) as page:
+    with listening(make_server(service, ApiKeys())) as address, open_page(browser, address) as page:
         page.keyboard.press("Tab")
         expect(page.get_by_role("link", name="To the content")).to_be_focused()
         for label, text in (("Question", "What is the fee?"), ("Contexts", "There is none."), ("Answer", "None, é.")):
@@ -137,27 +123,9 @@ def test_an_answer_is_tried_by_keyboard_and_is_no_traffic(browser: Browser, serv
     assert queries.count_decisions(service.log.database) == before
 
 
-def test_a_withheld_answer_is_reviewed_by_keyboard(browser: Browser, service: GateService) -> None:
-    with listening(make_server(service, ApiKeys())) as address, opened(browser, address) as page:
-        tab_to(page, page.get_by_role("link", name="May I pay late?"))
-        page.keyboard.press("Enter")
-        expect(page.get_by_role("heading", name="A withheld answer")).to_be_visible()
-        for name, key in (("Complete", "Space"), ("Correct", "ArrowRight"), ("Truthful", "Space")):
-            tab_to(page, page.get_by_role("group", name=name).get_by_role("radio", name="yes"))
-            page.keyboard.press(key)
-        tab_to(page, page.get_by_role("button", name="Save the review"))
-        page.keyboard.press("Enter")
-        expect(page.get_by_text("loopback: complete yes, correct no, truthful yes")).to_be_visible()
-        tab_to(page, page.get_by_role("link", name="Back to the newest withheld answers"))
-        page.keyboard.press("Enter")
-        expect(page.get_by_role("listitem").filter(has_text="May I pay late?")).to_contain_text("reviewed")
-    found = queries.get_decision(service.log.database, NEWEST)
-    assert found and [one.correct for one in found.feedback if isinstance(one, Review)] == [False]
-
-
-def test_the_queue_is_reviewed_by_keyboard(browser: Browser, service: GateService, tmp_path: Path) -> None:
+def test_queue_is_reviewed_by_keyboard(browser: Browser, service: GateService, tmp_path: Path) -> None:
     queue_answers(service, "a", "b", "c")
-    with listening(make_server(service, ApiKeys())) as address, opened(browser, address) as page:
+    with listening(make_server(service, ApiKeys())) as address, open_page(browser, address) as page:
         tab_to(page, page.get_by_role("link", name="Review the next answer"))
         page.keyboard.press("Enter")
         expect(page.get_by_text("Is it a?")).to_be_in_viewport()
@@ -174,104 +142,88 @@ def test_the_queue_is_reviewed_by_keyboard(browser: Browser, service: GateServic
         expect(page.get_by_text("Is it b?")).to_be_visible()
         press_access_key(page, "k")
         expect(page.get_by_text("Is it c?")).to_be_visible()
-        for name, key in (("Complete", "Space"), ("Correct", "ArrowRight"), ("Truthful", "Space")):
-            tab_to(page, page.get_by_role("group", name=name).get_by_role("radio", name="yes"))
-            page.keyboard.press(key)
+        choose_criteria(page)
         page.keyboard.press("Enter")
         expect(page.get_by_text("2 of the 3 answers of this sample are reviewed.")).to_be_visible()
         expect(page.get_by_text("Is it b?")).to_be_visible()
     rows = DecisionLogSource(name="decisions", url=url_of(tmp_path)).read({})
-    found = {row.review.interaction_id: row.review for row in rows if row.review}
-    said = {key: (row.complete, row.correct, row.truthful, row.ideal_answer) for key, row in found.items()}
-    assert said == {"a": (False, True, False, "It is 5 euros."), "c": (True, False, True, None)}
-    assert {row.inclusion_probability for row in found.values()} == {3 / 17}
+    reviews = [row.review for row in rows if row.review]
+    assert [(row.interaction_id, row.complete, row.correct, row.truthful, row.ideal_answer) for row in reviews] == [
+        ("a", False, True, False, "It is 5 euros."),
+        ("c", True, False, True, None),
+    ]
+    assert {row.inclusion_probability for row in reviews} == {3 / 17}
 
 
-def test_a_reviewer_logs_in_by_keyboard_and_out(browser: Browser, service: GateService) -> None:
+def test_withheld_answer_is_reviewed_after_a_login(browser: Browser, service: GateService) -> None:
     key, line = create_key("ann", ["read_withheld", "review"])
-    with listening(make_server(service, ApiKeys(text=line))) as address, opened(browser, address) as page:
+    with listening(make_server(service, ApiKeys(text=line))) as address, open_page(browser, address) as page:
         expect(page.get_by_text("v1.2.0")).to_have_count(0)
-        tab_to(page, page.get_by_label("Key"))
-        page.keyboard.type("wrong")
-        page.keyboard.press("Enter")
-        expect(page.get_by_role("alert")).to_have_text("That is no valid key.")
-        tab_to(page, page.get_by_label("Key"))
-        page.keyboard.type(key)
-        page.keyboard.press("Enter")
+        for text in ("wrong", key):
+            tab_to(page, page.get_by_label("Key"))
+            page.keyboard.type(text)
+            page.keyboard.press("Enter")
+            if text == "wrong":
+                expect(page.get_by_role("alert")).to_be_visible()
         expect(page.get_by_role("heading", name="v1.2.0 is live")).to_be_visible()
         expect(page.get_by_role("button", name="Try it")).to_have_count(0)
         assert [cookie["httpOnly"] for cookie in page.context.cookies()] == [True, True]
-        page.get_by_role("link", name="May I pay late?").click()
-        for name in ("Complete", "Correct", "Truthful"):
-            page.get_by_role("group", name=name).get_by_role("radio", name="yes").check()
-        page.get_by_role("button", name="Save the review").click()
-        expect(page.get_by_text("ann: complete yes, correct yes, truthful yes")).to_be_visible()
+        tab_to(page, page.get_by_role("link", name="May I pay late?"))
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("heading", name="A withheld answer")).to_be_visible()
+        choose_criteria(page)
+        tab_to(page, page.get_by_role("button", name="Save the review"))
+        page.keyboard.press("Enter")
+        expect(page.get_by_text("ann: complete yes, correct no, truthful yes")).to_be_visible()
+        tab_to(page, page.get_by_role("link", name="Back to the newest withheld answers"))
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("listitem").filter(has_text="May I pay late?")).to_contain_text("reviewed")
         tab_to(page, page.get_by_role("button", name="Log out"))
         page.keyboard.press("Enter")
         expect(page.get_by_role("heading", name="Log in")).to_be_visible()
         page.go_back()
         expect(page.get_by_role("heading", name="Log in")).to_be_visible()
+    (review,) = queries.get_decision(service.log.database, NEWEST).feedback
+    assert not review.correct
 
 
-def test_pages_fit_a_phone_and_turn_dark(browser: Browser, service: GateService) -> None:
+def test_pages_fit_a_phone_and_have_contrast_in_both_schemes(browser: Browser, service: GateService) -> None:
     """Scripts are on here for the test's own questions; the pages have none, and their policy would run none."""
     outside = """width => [...document.querySelectorAll("body *")].filter(one => !one.closest(".scroll, svg, .skip")
         && one.getBoundingClientRect().right > width + 1).map(one => one.outerHTML.slice(0, 99))"""
     with (
         listening(make_server(service, ApiKeys())) as address,
-        opened(browser, address, java_script_enabled=True) as page,
+        open_page(browser, address, java_script_enabled=True) as page,
     ):
 
         def check() -> None:
-            for width in (360, 1280):
-                page.set_viewport_size({"width": width, "height": 740})
-                for scheme, colour in BACKGROUNDS.items():
-                    page.emulate_media(color_scheme=scheme)
+            for scheme, colour in BACKGROUNDS.items():
+                page.emulate_media(color_scheme=scheme)
+                assert page.evaluate(CONTRAST) == []
+                for width in (360, 1280):
+                    page.set_viewport_size({"width": width, "height": 740})
                     assert page.evaluate("document.documentElement.scrollWidth") <= width
                     assert page.evaluate(outside, width) == []
                     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == colour
 
         page.locator("summary").click()
         check()
-        assert (
-            page.evaluate("[...document.querySelectorAll('figure > svg')].map(one => one.clientWidth > 200)")
-            == [True] * 3
-        )
+        chart_widths = page.evaluate("[...document.querySelectorAll('figure > svg')].map(one => one.clientWidth)")
+        assert len(chart_widths) == 3 and min(chart_widths) > 200
         assert page.title() == "Abstain gate: v1.2.0 is live", "no text that people wrote has run"
-        page.goto(f"{address}/review?id=long")
-        check()
         queue_answers(service, "a", "b", "c", probability=1.0)
-        page.goto(f"{address}/review?previous=a")
-        check()
+        for path in ("review?id=long", "review?previous=a"):
+            page.goto(f"{address}/{path}")
+            check()
         page.goto(f"{address}/")
-        page.get_by_role("textbox", name="Question").fill(HEBREW)
-        page.get_by_role("textbox", name="Contexts").fill("c" * 200)
-        page.get_by_role("textbox", name="Answer").fill("a" * 150)
+        for name, text in (("Question", HEBREW), ("Contexts", "c" * 200), ("Answer", "a" * 150)):
+            page.get_by_role("textbox", name=name).fill(text)
         page.get_by_role("button", name="Try it").click()
         expect(page.locator("#pieces")).to_be_visible()
         check()
 
 
-@pytest.mark.parametrize("scheme", BACKGROUNDS)
-def test_texts_can_be_read_in_both_schemes(browser: Browser, service: GateService, scheme: str) -> None:
-    """At least 4.5 : 1 between each text and what is behind it (WCAG 2.2 AA)."""
-    with (
-        listening(make_server(service, ApiKeys())) as address,
-        opened(browser, address, java_script_enabled=True, color_scheme=scheme) as page,
-    ):
-        assert page.evaluate(CONTRAST) == []
-        queue_answers(service, "a")
-        page.goto(f"{address}/review?previous=a")
-        assert page.evaluate(CONTRAST) == []
-        page.goto(f"{address}/")
-        page.get_by_role("textbox", name="Question").fill("What?")
-        page.get_by_role("textbox", name="Answer").fill("None.")
-        page.get_by_role("checkbox").check()
-        page.get_by_role("button", name="Try it").click()
-        assert page.evaluate(CONTRAST) == []
-
-
-CONTRAST = """() => {
+CONTRAST = """() => {  // texts with less than 4.5 : 1 to what is behind them (WCAG 2.2 AA)
   const numbers = (colour) => colour.match(/[\\d.]+/g).map(Number);
   const luminance = (colour) => numbers(colour).slice(0, 3).map((one) => one / 255)
     .map((one) => one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4)

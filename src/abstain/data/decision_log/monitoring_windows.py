@@ -7,12 +7,13 @@ examples of an alarm are ids of interactions.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 from sqlalchemy import Row, delete, select
 
 from abstain.core.codes import Code
@@ -49,10 +50,21 @@ class Alarm:
         return self.code.name.replace("_", " ").lower()
 
 
-class WindowPart(BaseModel):
-    """Frozen part of the statistics of a window. Keys that are not declared are kept."""
+def _to_finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
-    model_config = ConfigDict(frozen=True, extra="allow")
+
+Value = Annotated[float | None, BeforeValidator(_to_finite)]
+"""A number; None if it is undefined, because JSON has neither nan nor infinity."""
+
+
+class WindowPart(BaseModel):
+    """Frozen part of the statistics of a window."""
+
+    model_config = ConfigDict(frozen=True, from_attributes=True)
+
+
+S = TypeVar("S", bound=WindowPart)
 
 
 class ProductCoverage(WindowPart):
@@ -72,9 +84,9 @@ class ConfidenceSummary(WindowPart):
 class ValueWithBounds(WindowPart):
     """Estimate with the bounds of its interval."""
 
-    value: float | None
-    low: float | None
-    high: float | None
+    value: Value
+    low: Value
+    high: Value
 
 
 class ReviewedPrecision(WindowPart):
@@ -82,30 +94,36 @@ class ReviewedPrecision(WindowPart):
 
     reviews: int
     documents: int
+    n_eff: float
     precision: float
 
 
 class CheckedGuarantee(WindowPart):
-    """The live test of the guarantee on all reviews until the end of the window."""
+    """The live test of the guarantee on all reviews until the end of the window; `inputs` is a digest of these."""
 
     metric: str
     target: float
     alpha: float
-    estimate: float | None
-    low: float | None
-    high: float | None
-    e_value: float | None
+    estimate: Value
+    low: Value
+    high: Value
+    e_value: Value
+    max_e_value: Value
     is_violated: bool
     violated_on: str | None
     reviews: int
+    documents: int
+    inputs: str
 
 
 class CheckedCalibration(WindowPart):
-    """Mean of correctness less probability, with its interval."""
+    """Mean of correctness less probability, with its interval and the p-value of 0."""
 
     difference: float
     low: float
     high: float
+    p_value: float
+    reviews: int
 
 
 class PredictionErrors(WindowPart):
@@ -116,22 +134,93 @@ class PredictionErrors(WindowPart):
 
 
 class FeedSilence(WindowPart):
-    """Hours without rows, and the longest silence before."""
+    """Hours without rows, the longest silence before, and whether the difference is alarming."""
 
     hours: float
     longest_before: float
+    is_alarming: bool
 
 
-class Comparison(WindowPart):
-    """Comparison with earlier decisions; `note` has the reason if nothing was judged."""
+class Comparison(WindowPart, Generic[S]):
+    """Comparison with earlier decisions.
 
-    p_value: float | None = None
-    statistics: dict[str, Any] = {}
+    Attributes:
+        p_value: p-value; None if nothing was judged.
+        statistics: What was compared.
+        examples: Ids of answers that differ most.
+        note: Why nothing was judged; "" otherwise.
+    """
+
+    p_value: Value = None
+    statistics: S
+    examples: tuple[str, ...] = ()
     note: str = ""
 
+    def is_significant(self, alpha: float) -> bool:
+        """Return whether the difference is significant at the level `alpha`."""
+        return self.p_value is not None and self.p_value <= alpha
 
-class WindowStatistics(WindowPart):
-    """The statistics of a window, as docs/monitoring.md lists them; None is a statistic without any answers."""
+
+class Separability(WindowPart):
+    """AUROC of a classifier that separates the window from earlier answers."""
+
+    auc: Value = None
+
+
+class VectorComparison(Comparison[Separability]):
+    """Comparison of vectors: embeddings or hidden states."""
+
+    statistics: Separability = Separability()
+
+
+class TopicShares(WindowPart):
+    """Share of questions that are unlike any earlier one, and the share expected without a change."""
+
+    share: Value
+    expected: Value
+
+
+class CoverageShares(WindowPart):
+    """Share of answers that were shown, before the window and in it."""
+
+    before: float
+    now: float
+
+
+class UnknownChunks(WindowPart):
+    """Share of answers with a chunk that is not in the knowledge base."""
+
+    share: float
+
+
+class ModelShares(WindowPart):
+    """Answer model -> its share, the most frequent first, and the share of models that were rare or absent before."""
+
+    before: dict[str, float]
+    now: dict[str, float]
+    new: float
+
+
+class TextComparisons(WindowPart):
+    """Comparisons of texts; None if they were not made."""
+
+    questions: VectorComparison | None = None
+    answers: VectorComparison | None = None
+    contexts: VectorComparison | None = None
+    topics: Comparison[TopicShares] | None = None
+
+
+class Comparisons(TextComparisons):
+    """All comparisons of a window with earlier decisions of its version; None if they were not made."""
+
+    states: VectorComparison | None = None
+    coverage: Comparison[CoverageShares] | None = None
+    chunks: Comparison[UnknownChunks] | None = None
+    writers: Comparison[ModelShares]
+
+
+class DecisionSummary(WindowPart):
+    """Statistics of the window's decisions, which do not change once it is over."""
 
     decisions: int
     shown: int
@@ -141,17 +230,27 @@ class WindowStatistics(WindowPart):
     unavailable_codes: dict[str, int]
     confidence: ConfidenceSummary
     expected: ValueWithBounds | None
+    compared: Comparisons
+    notes: list[str]
+
+
+class ReviewSummary(WindowPart):
+    """Statistics of the reviews that arrived in the window; `reviewed_precision` is of its own decisions."""
+
     reviews: int
     excluded_self_selected: int
     self_selected: int
     precision: ReviewedPrecision | None
-    reviewed_precision: ReviewedPrecision | None = None
-    guarantee: CheckedGuarantee | None
+    reviewed_precision: ReviewedPrecision | None
     calibration: CheckedCalibration | None
+
+
+class WindowStatistics(DecisionSummary, ReviewSummary):
+    """The statistics of a window, as docs/monitoring.md lists them; None is a statistic without any answers."""
+
+    guarantee: CheckedGuarantee | None
     prediction_errors: PredictionErrors
     feed: dict[str, FeedSilence]
-    compared: dict[str, Comparison]
-    notes: list[str]
 
     @property
     def observed_precision(self) -> float | None:
@@ -162,10 +261,6 @@ class WindowStatistics(WindowPart):
     def expected_precision(self) -> float | None:
         """The precision expected by the probabilities; None without any."""
         return self.expected.value if self.expected else None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the keys and values that were read, and no others."""
-        return self.model_dump(exclude_unset=True)
 
 
 @dataclass(frozen=True)
@@ -192,6 +287,11 @@ class MonitoringWindow:
     def headline(self) -> str:
         """ "Quiet", or "Alarm: " and the kinds of its alarms."""
         return f"Alarm: {join_words([alarm.kind for alarm in self.alarms])}" if self.alarms else "Quiet"
+
+    @property
+    def title(self) -> str:
+        """Version and days of the window."""
+        return f"{self.version}, {self.start:%Y-%m-%d} to {self.end:%Y-%m-%d} (UTC, the end not included)"
 
 
 def read_windows(database: LogDatabase, newest: int | None = None) -> tuple[MonitoringWindow, ...]:
@@ -238,12 +338,13 @@ def write_windows(database: LogDatabase, windows: Sequence[MonitoringWindow]) ->
 
 def _to_row(window: MonitoringWindow) -> dict[str, Any]:
     alarms = [{"message": alarm.message, "examples": alarm.examples, "remedy": alarm.remedy} for alarm in window.alarms]
+    content = {"statistics": window.statistics.model_dump(mode="json"), "alarms": alarms}
     return {
         "version": window.version,
         "starts_at": to_microseconds(window.start),
         "ends_at": to_microseconds(window.end),
         "is_final": window.is_final,
-        "content": json.dumps({"statistics": window.statistics.to_dict(), "alarms": alarms}, allow_nan=False),
+        "content": json.dumps(content, allow_nan=False),
         "alarms": " ".join(alarm.code.value for alarm in window.alarms),
     }
 

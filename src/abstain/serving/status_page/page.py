@@ -38,7 +38,7 @@ from abstain.data.decision_log import queries, queue
 from abstain.data.decision_log.monitoring_windows import MonitoringWindow
 from abstain.data.decision_log.queries import DecisionDetails
 from abstain.data.decision_log.queue import QueuedAnswer
-from abstain.reports.monitoring_window import format_statistics, format_title, history_rows
+from abstain.reports.monitoring_window import format_statistics, history_rows
 from abstain.serving.api.problems import MAX_DETAIL_CHARS, STATUS_BY_CODE, Problem
 from abstain.serving.gate import make_interaction
 from abstain.serving.service.callers import get_current_caller, set_caller
@@ -366,15 +366,12 @@ def _build_monitoring_values(windows: Sequence[MonitoringWindow]) -> dict[str, A
     """Return the newest monitoring window, None if there is none yet, and the history."""
     if not windows:
         return {"window": None}
-    newest = windows[-1]
-    lines = format_statistics(newest)
-    values = {
-        "window": newest,
-        "window_title": format_title(newest),
-        "window_lines": lines,
+    return {
+        "window": windows[-1],
+        "window_lines": format_statistics(windows[-1]),
         "windows": history_rows(windows),
+        "history": draw_history_chart(windows),
     }
-    return values | {"history": draw_history_chart(windows)}
 
 
 def _render_template(name: str, status: int, **values: Any) -> Response:
