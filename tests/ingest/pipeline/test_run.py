@@ -320,7 +320,7 @@ def test_a_later_good_batch_of_the_same_source_lifts_its_block_alone(tmp_path: P
     for file in (first, second, second):  # the last time its bad rows are stored already
         with pytest.raises(AbstainError):
             take(data, write_lines(file, row(file.stem, modle="m")), params=PARAMS)
-    assert [entry["sources"] for entry in Quarantine(data).blocking.values()] == [["b.jsonl"], ["c.jsonl"]]
+    assert [block.sources for block in Quarantine(data).blocking.values()] == [["b.jsonl"], ["c.jsonl"]]
     take(data, write_lines(tmp_path / "other.jsonl", row("fine")), params=PARAMS)
     take(data, write_lines(second, row("mended")), params=PARAMS)
     with pytest.raises(AbstainError, match="the retrain is blocked: batch of b.jsonl"):
