@@ -327,11 +327,11 @@ def require_unblocked(data: Path) -> None:
     """
     blocking = Quarantine(data).blocking
     if blocking:
-        name, block = next(iter(blocking.items()))
+        name, entry = next(iter(blocking.items()))
         suffix = f" (and {len(blocking) - 1} more)" if len(blocking) > 1 else ""
         raise AbstainError(
             Code.BATCH_REJECTED,
-            f"the retrain is blocked{suffix}: {block.message}; fix the source and ingest again, or decide with "
+            f"the retrain is blocked{suffix}: {entry.message}; fix the source and ingest again, or decide with "
             f"`abstain quarantine retry {name}` or `abstain quarantine discard {name}`",
         )
 
