@@ -19,7 +19,7 @@ QUESTION, ANSWER = "What does the Gold card cost?", "It costs 90 euros a year."
 FEES = Context(chunk_id="cards-gold#fees", text="The Gold card costs 90 euros a year.")
 
 
-def mapping_of(page: str, folder: Path) -> str:
+def write_mapping(page: str, folder: Path) -> str:
     """The mapping that a page shows, as a file."""
     (block,) = re.findall(r"```yaml\n(.*?)```", (PAGES / f"{page}.md").read_text(), re.DOTALL)
     (folder / f"{page}.yaml").write_text(block)
@@ -27,7 +27,7 @@ def mapping_of(page: str, folder: Path) -> str:
 
 
 def read(page: str, folder: Path) -> tuple[list[ParsedRow], tuple[str, ...]]:
-    reading = make_explicit_export([str(FIXTURES / page.replace("-", "_"))], mapping_of(page, folder)).read({})
+    reading = make_explicit_export([str(FIXTURES / page.replace("-", "_"))], write_mapping(page, folder)).read({})
     rows = list(reading)
     assert [row.reasons for row in rows if row.reasons] == []
     return rows, reading.outcome.notes
@@ -37,28 +37,28 @@ def contents(rows: list[ParsedRow], contract: type[Any]) -> list[Any]:
     return [part for row in rows for part in row.iter_contents() if isinstance(part, contract)]
 
 
-def stamps(rows: list[Any], field: str) -> list[str]:
+def format_times(rows: list[Any], field: str) -> list[str]:
     return [f"{getattr(row, field):%m-%d %H:%M:%S}" for row in rows]
 
 
-def test_langfuse(tmp_path: Path) -> None:
+def test_page_mapping_langfuse(tmp_path: Path) -> None:
     rows, notes = read("langfuse", tmp_path)
     gold, loan = contents(rows, Interaction)
     assert (gold.interaction_id, gold.question, gold.answer, gold.product) == ("t-1", QUESTION, ANSWER, "cards")
     assert gold.contexts[0] == FEES and len(gold.contexts) == 2 and loan.contexts == ()
-    assert stamps([gold], "asked_at") == ["10-05 09:30:00"]
+    assert format_times([gold], "asked_at") == ["10-05 09:30:00"]
     up, down = contents(rows, Thumb)
     assert (up.interaction_id, up.thumb, up.user, up.comment) == ("t-1", "up", "score s-1", "Short, and right.")
     assert (down.interaction_id, down.thumb, down.comment) == ("t-2", "down", None)
     (review,) = contents(rows, Review)
     assert (review.interaction_id, review.reviewer, review.correct, review.complete) == ("t-2", "ann", False, False)
     assert review.ideal_answer == "Only with three months' notice."
-    assert stamps([review], "reviewed_at") == ["10-06 08:00:30"]
+    assert format_times([review], "reviewed_at") == ["10-06 08:00:30"]
     assert any("correctness (1)" in note and "machine" in note for note in notes)
     assert any("helpfulness (1)" in note and "not mapped" in note for note in notes)
 
 
-def test_phoenix(tmp_path: Path) -> None:
+def test_page_mapping_phoenix(tmp_path: Path) -> None:
     rows, notes = read("phoenix", tmp_path)
     (gold,) = contents(rows, Interaction)
     assert (gold.question, gold.answer, gold.model) == (QUESTION, ANSWER, "helpdesk@7")
@@ -69,17 +69,17 @@ def test_phoenix(tmp_path: Path) -> None:
     assert any("toxicity (1)" in note for note in notes) and any("correctness (1)" in note for note in notes)
 
 
-def test_label_studio(tmp_path: Path) -> None:
+def test_page_mapping_label_studio(tmp_path: Path) -> None:
     rows, notes = read("label-studio", tmp_path)
     (gold,), (review,) = contents(rows, Interaction), contents(rows, Review)
     assert (gold.interaction_id, gold.question, gold.contexts) == ("q-1", QUESTION, (FEES,))
     assert (review.reviewer, review.complete, review.correct, review.truthful) == ("ann@bank.example", True, True, True)
     assert review.ideal_answer == "90 euros a year, the first year is free."
-    assert stamps([review], "reviewed_at") == ["10-06 08:05:00"]
+    assert format_times([review], "reviewed_at") == ["10-06 08:05:00"]
     assert any("cancelled" in note for note in notes) and any("tone (1)" in note for note in notes)
 
 
-def test_argilla(tmp_path: Path) -> None:
+def test_page_mapping_argilla(tmp_path: Path) -> None:
     rows, notes = read("argilla", tmp_path)
     assert {row.interaction_id: row.question for row in contents(rows, Interaction)} == {
         "q-1": QUESTION,
@@ -91,17 +91,19 @@ def test_argilla(tmp_path: Path) -> None:
     assert any("draft" in note for note in notes) and any("usefulness (1)" in note for note in notes)
 
 
-def test_open_webui(tmp_path: Path) -> None:
+def test_page_mapping_open_webui(tmp_path: Path) -> None:
     rows, notes = read("open-webui", tmp_path)
     (gold,), (thumb,) = contents(rows, Interaction), contents(rows, Thumb)
     assert (gold.interaction_id, gold.question, gold.answer, gold.model) == ("m-2", QUESTION, ANSWER, "helpdesk")
     assert [context.text for context in gold.contexts] == [FEES.text]
     assert (thumb.interaction_id, thumb.thumb, thumb.comment) == ("m-2", "down", "It is free in the first year.")
-    assert stamps([gold], "asked_at") == ["10-05 09:30:01"] and stamps([thumb], "given_at") == ["10-05 09:31:05"]
+    assert format_times([gold], "asked_at") == ["10-05 09:30:01"] and format_times([thumb], "given_at") == [
+        "10-05 09:31:05"
+    ]
     assert any("details.rating (1)" in note and "reason (1)" in note for note in notes)
 
 
-def test_table(tmp_path: Path) -> None:
+def test_page_mapping_table(tmp_path: Path) -> None:
     rows, notes = read("table", tmp_path)
     assert [row.question for row in contents(rows, Interaction)] == [
         "Was kostet die Goldkarte?",
@@ -114,6 +116,6 @@ def test_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", sorted(path.stem for path in PAGES.glob("*.md") if path.stem != "index"))
-def test_page_has_a_fixture_and_a_place_in_the_index(page: str) -> None:
+def test_export_page_has_a_fixture_and_an_index_entry(page: str) -> None:
     assert (FIXTURES / page.replace("-", "_")).is_dir()
     assert f"({page}.md)" in (PAGES / "index.md").read_text()

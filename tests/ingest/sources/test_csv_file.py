@@ -12,7 +12,7 @@ from abstain.ingest.parsing import ParsedRow, make_reason, parse_line, reparse
 from abstain.ingest.sources import csv_file
 from abstain.ingest.sources.csv_file import read_csv
 from abstain.ingest.sources.lines import split_lines, to_utf8
-from tests.data.builders import feedback, interaction, review
+from tests.data.builders import feedback
 from tests.ingest.test_parsing import interactions, reviews, thumbs, with_key
 
 THUMBS = "interaction_id,given_at,thumb,user,comment"
@@ -31,30 +31,10 @@ def keys(rows: list[ParsedRow]) -> list[str | None]:
     return [row.thumb.interaction_id if row.thumb else None for row in rows]
 
 
-def test_csv_thumbs_reviews_and_joined_rows_are_read() -> None:
-    assert read(f"{THUMBS}\ni-1,2026-09-02T12:00:00Z,up,,\n")[0].thumb == feedback()
-    (found,) = read(
-        "reviewed_at,reviewer,complete,correct,truthful,inclusion_probability,interaction_id\n"
-        "2026-09-03T12:00:00Z,sme-1,true,FALSE,True,0.25,i-1\n"
-    )
-    assert found.review == review(right=False, inclusion_probability=0.25)
-    header = "interaction_id,asked_at,question,answer,contexts,model,thumb.given_at,thumb.thumb,review.reviewed_at"
-    (alone, joined) = read(
-        f"{header}\n"
-        "i-1,2026-09-01T12:00:00Z,What is the fee?,None.,[],m@1,,,\n"
-        'i-2,2026-09-01T12:00:00Z,What is the fee?,None.,"[{""chunk_id"": ""a#1"", ""text"": ""x""}]",m@1,2026-09-02T12:00:00Z,up,\n'
-    )
-    assert list(alone.iter_contents()) == [interaction()]
-    assert joined.interaction is not None and joined.interaction.contexts[0].chunk_id == "a#1"
-    assert joined.thumb == feedback("i-2")
-    assert joined.review is None
-
-
 def test_csv_repeated_key_in_a_cell_is_refused() -> None:
-    header = "interaction_id,asked_at,question,answer,contexts,model"
-    cell = '[{""chunk_id"": ""a"", ""chunk_id"": ""b""}]'
-    (found,) = read(f'{header}\ni-1,2026-09-01T12:00:00Z,What is the fee?,None.,"{cell}",m@1\n')
-    assert found.reasons == (make_reason("contexts", "chunk_id: this key comes twice in one object"),)
+    (found,) = read('question,answer,contexts\nq,a,"[{""chunk_id"": ""a"", ""chunk_id"": ""b""}]"\n')
+    (reason,) = (reason for reason in found.reasons if reason.field == "contexts")
+    assert reason.message.startswith("chunk_id: ")
     assert reparse(found.raw, "a.csv", 2).reasons == found.reasons
 
 
@@ -88,22 +68,18 @@ def test_csv_invalid_utf8_refuses_its_row_only() -> None:
 
 
 def test_csv_unclosed_quote_refuses_its_row_only() -> None:
-    rows = read(
-        "\n".join([THUMBS, given_row("i-1"), given_row("i-2", '"no end'), *(given_row(f"i-{n}") for n in range(3, 50))])
-    )
+    after = [given_row(f"i-{n}") for n in range(3, 50)]
+    rows = read("\n".join([THUMBS, given_row("i-1"), given_row("i-2", '"no end'), *after]))
     assert keys(rows) == ["i-1", None, *(f"i-{n}" for n in range(3, 50))]
-    assert rows[1].reasons == (make_reason("line", "invalid CSV: unexpected end of data"),)
-    assert rows[1].raw.endswith(b'"no end')
+    assert rows[1].reasons[0].field == "line" and rows[1].raw.endswith(b'"no end')
     rows = read("\n".join([THUMBS, given_row("i-1", '"no end'), given_row("i-2", '"fine"'), given_row("i-3", '"a"b')]))
     assert keys(rows) == [None, "i-2", None]
-    assert rows[2].reasons == (make_reason("line", "invalid CSV: ',' expected after '\"'"),)
+    assert rows[2].reasons[0].field == "line"
 
 
 def test_csv_too_many_unclosed_quotes_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(csv_file, "_MAX_REREAD_BYTES", 4000)
-    with pytest.raises(
-        AbstainError, match=r"folder/a\.csv: too many rows open a quote and do not close it, the last in line 4"
-    ):
+    with pytest.raises(AbstainError, match=r"folder/a\.csv: .* line 4"):
         read("\n".join([THUMBS, *['a",",""'] * 200]))
 
 
@@ -112,17 +88,13 @@ def test_csv_record_beyond_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(csv_file.csv, "field_size_limit", lambda size: None)
     rows = read("\n".join([THUMBS, given_row("i-1", '"no end'), *(given_row(f"i-{n}") for n in range(2, 30))]))
     assert keys(rows) == [None, *(f"i-{n}" for n in range(2, 30))]
-    assert rows[0].reasons == (
-        make_reason("line", "invalid CSV: a row of more than 300 bytes: is a quote not closed?"),
-    )
+    assert "300 bytes" in rows[0].reasons[0].message
 
 
 @pytest.mark.parametrize("ends", ["\n", "\r\n"])
 def test_csv_lines_without_a_filled_cell_are_skipped(ends: str) -> None:
-    assert keys(read(ends.join(["", THUMBS, "", given_row("i-1"), ",,,,", "  ", given_row("i-2"), ""]))) == [
-        "i-1",
-        "i-2",
-    ]
+    lines = ["", THUMBS, "", given_row("i-1"), ",,,,", "  ", given_row("i-2"), ""]
+    assert keys(read(ends.join(lines))) == ["i-1", "i-2"]
     assert read(f"{THUMBS}{ends}") == []
 
 
@@ -136,15 +108,13 @@ def test_csv_wrong_cell_is_refused_by_its_column() -> None:
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        ("i-1,2026-09-02T12:00:00Z,up", "its first line names no known column: begin with a line such as interaction"),
-        ("interaction_id,thumb,thumb", "the column 'thumb' is there twice"),
-        (",interaction_id,thumb", "column 1 has no name"),
-        ("question,thumb,thumb.given_at", "the columns 'thumb.given_at' and 'thumb' are redundant"),
+        ("i-1,2026-09-02T12:00:00Z,up", "its first line names no known column"),
+        ("interaction_id,thumb,thumb", "'thumb' is there twice"),
         ("\n \n", "its first line names no known column"),
     ],
 )
 def test_csv_unusable_header_is_an_error(header: str, message: str) -> None:
-    with pytest.raises(AbstainError, match=rf"folder/a\.csv: {message}"):
+    with pytest.raises(AbstainError, match=rf"folder/a\.csv: .*{message}"):
         read(f"{header}\n{given_row('i-1')}\n" if header.strip() else header)
 
 
@@ -152,12 +122,6 @@ def test_csv_endless_first_line_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("abstain.ingest.sources.lines.MAX_LINE_BYTES", 100)
     with pytest.raises(AbstainError, match="its first line holds no column names: a line is too long"):
         read(THUMBS * 10)
-
-
-def test_csv_unknown_column_refuses_rows_that_fill_it() -> None:
-    rows = read(f"{THUMBS},coment\n{given_row('i-1')},\n{given_row('i-2')},?\n")
-    assert keys(rows) == ["i-1", None]
-    assert rows[1].reasons == (make_reason("coment", "unknown field, did you mean 'comment'?"),)
 
 
 def flat(fields: dict[str, Any]) -> dict[str, str]:
@@ -172,9 +136,12 @@ def flat(fields: dict[str, Any]) -> dict[str, str]:
 
 
 kinds = st.one_of(
-    st.lists(interactions, min_size=1, max_size=3),
-    st.lists(st.builds(lambda key, one: key | one, with_key, thumbs), min_size=1, max_size=3),
-    st.lists(st.builds(lambda key, one: key | one, with_key, reviews), min_size=1, max_size=3),
+    st.lists(rows, min_size=1, max_size=3)
+    for rows in (
+        interactions,
+        st.builds(lambda key, one: key | one, with_key, thumbs),
+        st.builds(lambda key, one: key | one, with_key, reviews),
+    )
 )
 
 
@@ -208,12 +175,3 @@ def test_csv_any_bytes_below_a_header_are_rows_in_order(content: bytes) -> None:
     assert numbers == sorted(set(numbers))
     assert all(bool(row.reasons) != bool(list(row.iter_contents())) for row in rows)
     assert len(rows) <= content.count(b"\n") + 1
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.binary())
-def test_csv_any_bytes_are_rows_or_one_error(content: bytes) -> None:
-    try:
-        read(content)
-    except AbstainError as error:
-        assert "\n" not in str(error)

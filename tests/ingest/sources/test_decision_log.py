@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,21 +29,15 @@ from tests.checkout import ROOT
 from tests.data.builders import NOW, PARAMS, accept_all, feedback, interaction, review
 from tests.data.decision_log.builders import AT, bytes_in, decision, open_log, url_of
 
+Open = Callable[..., DecisionLog]
 NONE = {"withheld_sampling_rate": 0.0, "shown_sampling_rate": 0.0}
 ALL = {"withheld_sampling_rate": 1.0, "shown_sampling_rate": 1.0}
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Iterator[Callable[..., DecisionLog]]:
-    logs: list[DecisionLog] = []
-
-    def open_here(**options: Any) -> DecisionLog:
-        logs.append(open_log(url_of(tmp_path), **options))
-        return logs[-1]
-
-    yield open_here
-    for log in logs:
-        log.close()
+def open_here(tmp_path: Path) -> Iterator[Open]:
+    with ExitStack() as stack:
+        yield lambda **options: stack.enter_context(closing(open_log(url_of(tmp_path), **options)))
 
 
 def reader(folder: Path, state: Mapping[str, Any] | None = None) -> SourceReader:
@@ -79,15 +74,13 @@ def stored(folder: Path) -> tuple[list[str], list[str], list[str]]:
     )
 
 
-def test_what_got_feedback_and_what_was_drawn_comes_and_nothing_else(
-    tmp_path: Path, opened: Callable[..., DecisionLog]
-) -> None:
-    log = opened(**NONE)
+def test_decisions_only_sampled_and_rated_ones_come(tmp_path: Path, open_here: Open) -> None:
+    log = open_here(**NONE)
     for key in "abc":
         log.record_decision(decision(key))
     log.record_feedback("f-1", feedback("b", user="u-1"))
     log.record_feedback("f-2", review("c")).result()
-    opened(**ALL).record_decision(decision("drawn", shown=False)).result()
+    open_here(**ALL).record_decision(decision("drawn", shown=False)).result()
     rows, state = read(tmp_path)
     assert parts(rows) == [("drawn", None), ("b", "b"), ("c", "c")]
     assert rows[0].interaction == interaction("drawn", display="withheld")
@@ -96,10 +89,8 @@ def test_what_got_feedback_and_what_was_drawn_comes_and_nothing_else(
     assert read(tmp_path, state) == ([], state)
 
 
-def test_a_decision_in_the_place_of_one_that_said_nothing_comes_once(
-    tmp_path: Path, opened: Callable[..., DecisionLog]
-) -> None:
-    log = opened(**ALL)
+def test_decisions_one_that_replaces_an_empty_one_comes_once(tmp_path: Path, open_here: Open) -> None:
+    log = open_here(**ALL)
     log.record_decision(decision("a", shown=False, decision="unavailable", interaction=None))
     log.record_decision(decision("b")).result()
     rows, state = read(tmp_path)
@@ -110,33 +101,21 @@ def test_a_decision_in_the_place_of_one_that_said_nothing_comes_once(
     assert read(tmp_path, state)[0] == []
 
 
-def test_late_feedback_brings_the_decision_that_was_not_taken(
-    tmp_path: Path, opened: Callable[..., DecisionLog]
-) -> None:
-    log = opened(**NONE)
-    log.record_decision(decision("a")).result()
+def test_decisions_unsampled_decision_comes_with_its_feedback(tmp_path: Path, open_here: Open) -> None:
+    log = open_here(**NONE)
+    log.record_decision(decision("late")).result()
+    log.record_feedback("f-1", feedback("early")).result()
     rows, state = read(tmp_path)
-    assert rows == []
-    log.record_feedback("f", feedback("a")).result()
+    assert parts(rows) == [(None, "early")]
+    log.record_decision(decision("early")).result()
+    log.record_feedback("f-2", feedback("late")).result()
     rows, state = read(tmp_path, state)
-    assert parts(rows) == [("a", "a")]
+    assert sorted(parts(rows)) == [("early", None), ("late", "late")]
     assert read(tmp_path, state)[0] == []
 
 
-def test_feedback_before_its_decision_is_given_alone_and_the_decision_when_it_comes(
-    tmp_path: Path, opened: Callable[..., DecisionLog]
-) -> None:
-    log = opened(**NONE)
-    log.record_feedback("f", feedback("a")).result()
-    rows, state = read(tmp_path)
-    assert parts(rows) == [(None, "a")]
-    log.record_decision(decision("a")).result()
-    rows, state = read(tmp_path, state)
-    assert parts(rows) == [("a", None)]
-
-
-def test_of_states_alone_feedback_is_given_alone(tmp_path: Path, opened: Callable[..., DecisionLog]) -> None:
-    log = opened(**ALL)
+def test_decisions_feedback_on_states_alone_comes_alone(tmp_path: Path, open_here: Open) -> None:
+    log = open_here(**ALL)
     log.record_decision(decision("a", interaction=None))
     log.record_feedback("f", feedback("a")).result()
     reading = reader(tmp_path)
@@ -156,7 +135,7 @@ def test_of_states_alone_feedback_is_given_alone(tmp_path: Path, opened: Callabl
     )
 )
 @settings(max_examples=25)
-def test_every_row_is_in_the_data_once_whenever_it_is_read(
+def test_decisions_every_row_is_ingested_exactly_once(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
 ) -> None:
     folder = tmp_path_factory.mktemp("log")
@@ -188,11 +167,11 @@ def test_every_row_is_in_the_data_once_whenever_it_is_read(
     assert again.read == 0
 
 
-def test_more_rows_than_one_page_come_in_order(
-    tmp_path: Path, opened: Callable[..., DecisionLog], monkeypatch: pytest.MonkeyPatch
+def test_decisions_several_pages_come_in_order(
+    tmp_path: Path, open_here: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PAGE_ROWS", 3)
-    log = opened(**ALL)
+    log = open_here(**ALL)
     for at in range(9):
         log.record_decision(decision(f"i-{at}"))
         log.record_feedback(f"f-{at}", feedback(f"i-{at}")).result()
@@ -200,11 +179,11 @@ def test_more_rows_than_one_page_come_in_order(
     assert [row.line for row in rows] == [*range(1, 10), *range(1, 10)]
 
 
-def test_rows_that_are_logged_while_it_is_read_come_with_the_next_reading(
-    tmp_path: Path, opened: Callable[..., DecisionLog], monkeypatch: pytest.MonkeyPatch
+def test_decisions_logged_during_a_reading_come_next(
+    tmp_path: Path, open_here: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PAGE_ROWS", 1)
-    log = opened(**ALL)
+    log = open_here(**ALL)
     log.record_decision(decision("a"))
     log.record_decision(decision("b")).result()
     reading = reader(tmp_path)
@@ -215,7 +194,7 @@ def test_rows_that_are_logged_while_it_is_read_come_with_the_next_reading(
     assert parts(read(tmp_path, reading.outcome.state)[0]) == [("c", None)]
 
 
-def test_another_log_is_read_from_its_beginning(tmp_path: Path) -> None:
+def test_decisions_another_log_is_read_from_its_beginning(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     for folder, keys in ((old, "ab"), (new, "c")):
         log = open_log(url_of(folder), **ALL)
@@ -226,15 +205,15 @@ def test_another_log_is_read_from_its_beginning(tmp_path: Path) -> None:
     assert parts(read(new, state)[0]) == [("c", None)]
 
 
-def test_where_nothing_was_logged_there_is_nothing_and_the_state_stays(tmp_path: Path) -> None:
+def test_decisions_missing_log_gives_nothing_and_keeps_state(tmp_path: Path) -> None:
     reading = reader(tmp_path / "nowhere", {"log": "5e", "decisions": 3, "feedback": 2})
     assert list(reading) == []
     assert reading.outcome.state == {"log": "5e", "decisions": 3, "feedback": 2} and reading.outcome.notes == ()
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_texts_that_have_gone_are_skipped_and_noted(tmp_path: Path, opened: Callable[..., DecisionLog]) -> None:
-    log = opened(**ALL, keep_days=30)
+def test_decisions_expired_texts_are_skipped_and_noted(tmp_path: Path, open_here: Open) -> None:
+    log = open_here(**ALL, keep_days=30)
     log.record_decision(decision("old", decided_at=AT - timedelta(days=40)))
     log.record_decision(decision("new"))
     log.record_feedback("f", feedback("old")).result()
@@ -244,18 +223,17 @@ def test_texts_that_have_gone_are_skipped_and_noted(tmp_path: Path, opened: Call
     assert reading.outcome.notes == ("decisions: 2 decisions or replies came after their texts had gone from the log",)
 
 
-def test_the_log_that_the_settings_name_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decisions_log_named_by_the_settings_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sources.yaml").write_text(
         "sources:\n- {name: decisions, kind: decisions}\n- {name: other, kind: decisions, url: '${OTHER}'}\n"
     )
     monkeypatch.setenv("OTHER", "postgresql://ann:s3cret@other/log")
     own, other = load_sources(tmp_path / "sources.yaml", tmp_path)
-    assert isinstance(own, DecisionLogSource) and isinstance(other, DecisionLogSource)
     assert (own.url, other.url) == (url_of(tmp_path), "postgresql://ann:s3cret@other/log")
     assert "s3cret" not in repr(other)
     monkeypatch.setenv("ABSTAIN_DECISION_LOG", "postgresql://ann:s3cret@host/log")
     (own, _) = load_sources(tmp_path / "sources.yaml", tmp_path)
-    assert isinstance(own, DecisionLogSource) and own.url == "postgresql://ann:s3cret@host/log"
+    assert own.url == "postgresql://ann:s3cret@host/log"
     assert "s3cret" not in repr(load_settings())
     monkeypatch.delenv("OTHER")
     with pytest.raises(AbstainError, match="source 'other': the environment variable OTHER"):
@@ -263,10 +241,7 @@ def test_the_log_that_the_settings_name_is_read(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.heavy
-def test_rows_as_ingest_redacts_them_are_duplicates_of_themselves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The log redacts by ingest's rules, and what it gives is not changed by them."""
+def test_decisions_ingest_redacts_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ABSTAIN_USER_KEY", "5e" * 32)
     privacy = Privacy.from_params(load_params(ROOT / "params.yaml").privacy, load_settings())
     log = open_log(url_of(tmp_path), redact=privacy.redact_row, pseudonym=privacy.get_pseudonym, **NONE)
@@ -288,8 +263,8 @@ def test_rows_as_ingest_redacts_them_are_duplicates_of_themselves(
     log.close()
 
 
-def test_an_erased_user_stays_out_by_either_way(tmp_path: Path, opened: Callable[..., DecisionLog]) -> None:
-    log = opened(**NONE)
+def test_decisions_erased_user_stays_out(tmp_path: Path, open_here: Open) -> None:
+    log = open_here(**NONE)
     log.record_decision(decision("a"))
     log.record_feedback("f-1", feedback("a", user="u-1", comment="as Ann said")).result()
     take(tmp_path)

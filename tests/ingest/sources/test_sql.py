@@ -104,13 +104,6 @@ def test_sql_later_row_rereads_the_table_once(ten_days: Path) -> None:
     assert lines(read(ten_days, state)[0]) == [9, 10]
 
 
-def test_sql_deletion_does_not_hide_a_late_row(ten_days: Path) -> None:
-    _, state = read(ten_days)
-    run(ten_days, "DELETE FROM thumbs WHERE id = 2")
-    add_thumb(ten_days, 11, DAY.format(3))
-    assert 11 in lines(read(ten_days, state)[0])
-
-
 def test_sql_rows_written_during_a_reading_are_read_next(ten_days: Path) -> None:
     reading = source(ten_days).read({})
     found = []
@@ -273,7 +266,6 @@ steps = st.lists(
 @settings(max_examples=40, deadline=None)
 @given(steps, st.sampled_from([0.0, 1.0, 3.0]))
 def test_sql_every_row_is_given_when_a_reading_ends(todo: list[tuple[str, int]], late_by_days: float) -> None:
-    """Rows arrive in any order of their times, old ones are deleted, readings fail: the next reading makes up for it."""
     with TemporaryDirectory() as name:
         path = new_database(Path(name))
         existing: set[int] = set()
