@@ -4,8 +4,6 @@ Prints as JSON, for each file, the reason for its refusal (None: it was read), t
 second one has the state of the first, as the hourly one has.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import resource

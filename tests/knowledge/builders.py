@@ -1,7 +1,5 @@
 """Documents and chunks to break one thing in, and an encoder whose similarities can be told from the texts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

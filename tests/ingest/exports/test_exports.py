@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import gzip
 import json
 from contextlib import suppress
@@ -144,7 +142,7 @@ def test_export_contradicting_scores_of_one_time_are_rejected(tmp_path: Path) ->
     assert ["complete" in reason.message for row in rows for reason in row.reasons] == [True]
 
 
-def test_export_notes_count_what_is_not_mapped(tmp_path: Path) -> None:
+def test_export_notes_count_unmapped_scores(tmp_path: Path) -> None:
     records = [
         observation(),
         score("s-1", "toxicity", 0.1),

@@ -207,7 +207,7 @@ def test_ingest_document_that_cannot_be_cut_is_quarantined(tmp_path: Path, monke
     assert (report.accepted, report.quarantined) == (1, 1)
     (refused,) = refused_in(tmp_path / "data", report)
     assert [(reason.code, reason.field) for reason in refused.reasons] == [(Code.FAILED_CHECK, "document")]
-    assert report.validation is not None and report.validation.rows["documents"] == 1
+    assert report.validation.rows["documents"] == 1
 
 
 def test_ingest_rows_that_fail_validation_are_quarantined(tmp_path: Path) -> None:
@@ -396,7 +396,7 @@ def test_ingest_document_moved_to_another_source_stays(tmp_path: Path) -> None:
     assert {chunk.removed_at for chunk in DataStore(data).iter_chunks() if chunk.doc_id == "fees"} == {NOW}
 
 
-def test_retry_validates_rows_again_and_keeps_what_fails(tmp_path: Path) -> None:
+def test_retry_validates_rows_again_and_keeps_failed_ones(tmp_path: Path) -> None:
     data, bad = tmp_path / "data", document_file(tmp_path, "bad.md", updated_at="soon")
     file = write_lines(tmp_path / "a.jsonl", row("i-1", thumb=thumb()), "{")
     report = take(data, file, bad, validate=refusing("feedback/"))

@@ -49,7 +49,7 @@ def test_csv_record_over_lines_has_the_number_of_its_first() -> None:
     text = '"one\n\ntwo, ""three"""'
     rows = read(f"{THUMBS}\r\n{given_row('i-1', text)}\r\n{given_row('i-2')}\r\n")
     assert [row.line for row in rows] == [2, 5]
-    assert rows[0].thumb is not None and rows[0].thumb.comment == 'one\n\ntwo, "three"'
+    assert rows[0].thumb.comment == 'one\n\ntwo, "three"'
 
 
 @pytest.mark.parametrize(("row", "cells"), [("i-2,2026-09-02T12:00:00Z,up,", 4), (given_row("i-2", "a, b"), 6)])

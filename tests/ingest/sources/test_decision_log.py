@@ -17,7 +17,6 @@ from abstain.data.decision_log import changes as module
 from abstain.data.decision_log import queries
 from abstain.data.decision_log.log import DecisionLog
 from abstain.data.store.dataset import DataStore
-from abstain.ingest.erasure import erase_rows
 from abstain.ingest.parsing import ParsedRow
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.privacy.policy import Privacy
@@ -261,16 +260,3 @@ def test_decisions_ingest_redacts_nothing_twice(tmp_path: Path, monkeypatch: pyt
     report = take(tmp_path, privacy)
     assert (report.read, report.accepted, stored(tmp_path)[1]) == (1, 1, ["a", "a"])
     log.close()
-
-
-def test_decisions_erased_user_stays_out(tmp_path: Path, open_here: Open) -> None:
-    log = open_here(**NONE)
-    log.record_decision(decision("a"))
-    log.record_feedback("f-1", feedback("a", user="u-1", comment="as Ann said")).result()
-    take(tmp_path)
-    erase_rows(DataStore(tmp_path / "data"), "ann", "u-1", with_interactions=True)
-    log.record_feedback("f-2", feedback("a", user="u-1", comment="as Ann said, later"))
-    log.record_feedback("f-3", feedback("a", user="u-2")).result()
-    report = take(tmp_path)
-    assert (report.accepted, report.quarantined) == (0, 2) and stored(tmp_path) == ([], [], [])
-    assert b"as Ann said" not in bytes_in(tmp_path / "data")

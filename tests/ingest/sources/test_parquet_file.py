@@ -75,7 +75,7 @@ NO_YEAR = pa.array([ASKED, None, ASKED], pa.timestamp("us", "UTC")).fill_null(2*
 def test_parquet_unreadable_value_refuses_its_row(field: str, values: pa.Array) -> None:
     table = {"interaction_id": ["i-1", "i-2", "i-3"], "given_at": [later(1)] * 3, "thumb": ["up"] * 3}
     first, second, third = read(table | {field: values})
-    assert first.thumb is not None and third.thumb is not None
+    assert first.thumb and third.thumb
     assert second.reasons[0].field == field
     assert b"unreadable" in second.raw and b'"i-2"' in second.raw
     assert reparse(second.raw, second.source, second.line) == second

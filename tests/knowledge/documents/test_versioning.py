@@ -1,4 +1,5 @@
 from datetime import UTC, datetime, timedelta
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
@@ -13,15 +14,8 @@ AT = datetime(2026, 9, 1, tzinfo=UTC)
 LATER = AT + timedelta(days=1)
 
 
-class Chunker:
-    """Cuts as ever, and counts."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self, source: Document) -> list[Chunk]:
-        self.calls += 1
-        return chunk_document(source)
+def make_chunker() -> Mock:
+    return Mock(side_effect=chunk_document)
 
 
 def texts(revision: ChunkUpdate) -> list[tuple[str, bool]]:
@@ -33,25 +27,23 @@ FIRST = document("# A\n\none\n\n# B\n\ntwo")
 SECOND = document("# A\n\none\n\n# B\n\nTWO", updated_at="2026-09-01T00:00:00Z", entitlements=("staff",))
 
 
-def test_a_new_document_is_cut_and_all_of_it_is_added() -> None:
-    first = update_chunks([], None, FIRST, AT)
-    assert first == ChunkUpdate(
-        tuple(chunk_document(FIRST)), True, tuple(c.chunk_id for c in chunk_document(FIRST)), ()
-    )
+def test_update_chunks_new_document_is_added() -> None:
+    chunks = tuple(chunk_document(FIRST))
+    assert update_chunks([], None, FIRST, AT) == ChunkUpdate(chunks, True, tuple(c.chunk_id for c in chunks), ())
 
 
-def test_an_unchanged_document_is_not_cut_again() -> None:
+def test_update_chunks_unchanged_document_is_not_cut_again() -> None:
     first = update_chunks([], None, FIRST, AT)
-    chunker = Chunker()
+    chunker = make_chunker()
     again = update_chunks(first.chunks, FIRST, FIRST.model_copy(), LATER, chunker)
     assert again == ChunkUpdate(first.chunks, rechunked=False)
-    assert chunker.calls == 0
+    assert chunker.call_count == 0
     # Its chunks got lost: then it is.
     assert update_chunks([], FIRST, FIRST, LATER, chunker).chunks == first.chunks
-    assert chunker.calls == 1
+    assert chunker.call_count == 1
 
 
-def test_what_vanishes_becomes_a_tombstone_and_what_stays_has_the_new_rights_and_date() -> None:
+def test_update_chunks_vanished_text_becomes_a_tombstone() -> None:
     first = update_chunks([], None, FIRST, AT)
     second = update_chunks(first.chunks, FIRST, SECOND, LATER)
     assert texts(second) == [("one", True), ("TWO", True), ("two", False)]
@@ -63,7 +55,7 @@ def test_what_vanishes_becomes_a_tombstone_and_what_stays_has_the_new_rights_and
     assert second.chunks[0].updated_at == SECOND.updated_at
 
 
-def test_what_comes_back_is_the_same_chunk_again() -> None:
+def test_update_chunks_returning_text_is_the_same_chunk() -> None:
     first = update_chunks([], None, FIRST, AT)
     second = update_chunks(first.chunks, FIRST, SECOND, LATER)
     third = update_chunks(second.chunks, SECOND, FIRST, LATER)
@@ -72,12 +64,12 @@ def test_what_comes_back_is_the_same_chunk_again() -> None:
     assert third.added == (first.chunks[1].chunk_id,)
 
 
-def test_of_a_removed_document_every_chunk_is_a_tombstone_that_keeps_when_it_died() -> None:
+def test_update_chunks_removed_document_is_all_tombstones() -> None:
     first = update_chunks([], None, FIRST, AT)
     second = update_chunks(first.chunks, FIRST, SECOND, AT)
-    chunker = Chunker()
+    chunker = make_chunker()
     gone = update_chunks(second.chunks, SECOND, None, LATER, chunker)
-    assert chunker.calls == 0 and not gone.rechunked
+    assert chunker.call_count == 0 and not gone.rechunked
     assert [chunk.removed_at for chunk in gone.chunks] == [LATER, LATER, AT]
     assert (gone.added, len(gone.removed)) == ((), 2)
     assert update_chunks(gone.chunks, None, None, LATER + timedelta(days=1)).chunks == gone.chunks
@@ -92,7 +84,7 @@ sources = st.lists(st.sampled_from("abcde"), min_size=1, max_size=4).map(
 
 @pytest.mark.heavy
 @given(st.lists(st.one_of(st.none(), sources), max_size=8))
-def test_whatever_happens_every_id_ever_given_still_means_its_text(versions: list[Document | None]) -> None:
+def test_update_chunks_an_id_always_means_its_text(versions: list[Document | None]) -> None:
     known: tuple[Chunk, ...] = ()
     ever: dict[str, str] = {}
     old = None

@@ -21,17 +21,17 @@ CHUNKS = (chunk("a#1", "fee"), chunk("a#2", "fee card"), chunk("b#1", "loan", "s
 DEAD = chunk("a#3", "fee fee", removed_at="2026-09-01T00:00:00Z")
 
 
-def new(folder: Path | None = None) -> tuple[Retriever, BagOfWords]:
+def make_retriever(folder: Path | None = None) -> tuple[Retriever, BagOfWords]:
     encoder = BagOfWords()
     return Retriever(FaissIndex(), Embeddings(encoder, folder)), encoder
 
 
 def found(retriever: Retriever, question: str, *held: str, **options: object) -> list[str]:
-    return [hit.chunk.chunk_id for hit in retriever.search(question, 9, held, **options)]  # type: ignore[arg-type]
+    return [hit.chunk.chunk_id for hit in retriever.search(question, 9, held, **options)]
 
 
-def test_a_tombstone_is_never_found() -> None:
-    retriever, encoder = new()
+def test_sync_tombstone_is_never_found() -> None:
+    retriever, encoder = make_retriever()
     assert retriever.sync([*CHUNKS, DEAD]) == SyncResult(written=3, removed=0, n_entries=3)
     assert found(retriever, "fee") == ["a#1", "a#2"]
     assert DEAD.text not in encoder.encoded
@@ -44,8 +44,8 @@ def test_a_tombstone_is_never_found() -> None:
     assert found(retriever, "fee") == []
 
 
-def test_only_what_changed_is_written_and_only_what_is_new_is_encoded(tmp_path: Path) -> None:
-    retriever, encoder = new(tmp_path)
+def test_sync_writes_changes_and_encodes_new_texts_only(tmp_path: Path) -> None:
+    retriever, encoder = make_retriever(tmp_path)
     retriever.sync(CHUNKS)
     assert (len(encoder.encoded), encoder.calls) == (3, 1)
     assert retriever.sync(CHUNKS) == SyncResult(0, 0, 3)
@@ -56,14 +56,14 @@ def test_only_what_changed_is_written_and_only_what_is_new_is_encoded(tmp_path: 
     assert found(retriever, "fee") == ["a#2", "c#1"]
     assert found(retriever, "fee", "staff", where={"product": "loans"}) == ["b#1"]
     # Another process, the same folder: everything is told to its index, nothing is encoded again.
-    again, encoder = new(tmp_path)
+    again, encoder = make_retriever(tmp_path)
     assert again.sync([closed, *CHUNKS[1:]]) == SyncResult(3, 0, 3)
     assert encoder.calls == 0
 
 
-def test_many_chunks_are_sent_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sync_sends_chunks_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BATCH_CHUNKS", 2)
-    retriever, _ = new()
+    retriever, _ = make_retriever()
     told: list[tuple[int, int]] = []
     many: list[Chunk] = [chunk(f"a#{n}", f"fee {n}") for n in range(5)]
     retriever.sync(many, on_progress=lambda done, total: told.append((done, total)))
@@ -71,8 +71,8 @@ def test_many_chunks_are_sent_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found(retriever, "fee") == [one.chunk_id for one in many]
 
 
-def test_who_lost_a_right_does_not_keep_it_while_new_texts_are_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    retriever, encoder = new()
+def test_sync_withdraws_rights_before_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    retriever, encoder = make_retriever()
     retriever.sync(CHUNKS)
     closed = CHUNKS[0].model_copy(update={"entitlements": ("staff",)})
 
@@ -98,7 +98,7 @@ class Picky(FaissIndex):
         super().upsert(entries, vectors)
 
 
-def test_an_entry_that_the_index_refuses_is_named_and_holds_up_no_revocation() -> None:
+def test_sync_rejected_entry_holds_up_no_revocation() -> None:
     retriever = Retriever(Picky(), Embeddings(BagOfWords()))
     retriever.sync(CHUNKS)
     closed = [one.model_copy(update={"entitlements": ("staff",)}) for one in CHUNKS[:2]]
@@ -111,7 +111,7 @@ def test_an_entry_that_the_index_refuses_is_named_and_holds_up_no_revocation() -
 
 
 @pytest.mark.slow
-def test_a_database_that_refuses_a_value_gets_all_others(
+def test_sync_index_value_the_database_rejects_is_left_out(
     postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SentenceEncoder", lambda device: BagOfWords())
@@ -123,13 +123,13 @@ def test_a_database_that_refuses_a_value_gets_all_others(
             assert found(Retriever(index, Embeddings(BagOfWords())), "fee", "staff") == ["a#1", "a#2"]
 
 
-def test_without_a_shared_index_there_is_nothing_to_bring_up_to_date(tmp_path: Path) -> None:
+def test_sync_index_without_a_shared_index_does_nothing(tmp_path: Path) -> None:
     assert sync_index(CHUNKS, {}, Settings(home=tmp_path, index=None)) is None
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
-def test_a_shared_index_forgets_what_is_removed_and_what_fewer_may_read(
+def test_sync_index_forgets_removed_and_withdrawn_chunks(
     postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encoder = BagOfWords()
@@ -152,15 +152,15 @@ def test_a_shared_index_forgets_what_is_removed_and_what_fewer_may_read(
         assert asked() == []
 
 
-def test_hits_far_below_the_best_are_dropped() -> None:
-    retriever, _ = new()
+def test_search_max_gap_ignores_unreadable_hits() -> None:
+    retriever, _ = make_retriever()
     retriever.sync(CHUNKS)
     assert found(retriever, "fee", "staff") == ["a#1", "a#2", "b#1"]
     assert found(retriever, "fee", "staff", max_gap=0.5) == ["a#1", "a#2"]
     assert found(retriever, "loan", max_gap=0.5) == ["a#1", "a#2"]  # what may not be read does not raise the bar
 
 
-def test_a_question_that_means_nothing_scores_zero() -> None:
-    retriever, _ = new()
+def test_search_question_without_known_words_scores_zero() -> None:
+    retriever, _ = make_retriever()
     retriever.sync(CHUNKS)
     assert [hit.score for hit in retriever.search("what?", 2)] == [0, 0]
