@@ -1,4 +1,5 @@
 import json
+import operator
 from typing import Any
 
 import pytest
@@ -137,10 +138,10 @@ interactions = st.fixed_dictionaries(
     optional={"product": optional, "group": optional, "thumb": st.none() | thumbs, "review": st.none() | reviews},
 )
 with_key = st.fixed_dictionaries({"interaction_id": words})
+thumb_rows, review_rows = (st.builds(operator.or_, with_key, feedback) for feedback in (thumbs, reviews))
 objects = st.one_of(
-    interactions.map(lambda one: (ImportedInteraction, one)),
-    st.builds(lambda key, one: (Thumb, key | one), with_key, thumbs),
-    st.builds(lambda key, one: (Review, key | one), with_key, reviews),
+    st.tuples(st.just(contract), rows)
+    for contract, rows in ((ImportedInteraction, interactions), (Thumb, thumb_rows), (Review, review_rows))
 )
 
 

@@ -1,14 +1,11 @@
 import json
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from abstain.config.settings import Settings
 from abstain.core.codes import Code
@@ -161,31 +158,6 @@ def test_privacy_sample_stays_unchanged() -> None:
         row = parse_line(line, "f.jsonl", number)
         assert privacy.apply(row) is row
     assert privacy.counts == {}
-
-
-@given(
-    st.lists(st.just(MAIL) | st.text(max_size=10), min_size=1).map(" ".join).filter(str.strip),
-    st.text(min_size=1).filter(str.strip),
-    st.booleans(),
-    st.booleans(),
-)
-def test_privacy_serialized_row_is_the_applied_row(text: str, user: str, contexts: bool, escaped: bool) -> None:
-    names = Pseudonyms(KEY.encode())
-    reviewer = names.pseudonymize_reviewer if contexts else None
-    privacy = Privacy(
-        Blank(), redact_contexts=contexts, replace_user=names.pseudonymize_user, replace_reviewer=reviewer
-    )
-    row = typed(text)
-    fields = json.loads(row.raw)
-    fields["thumb"]["user"] = user
-    raw = json.dumps(fields, ensure_ascii=escaped).encode()
-    row = parse_line(raw, "f.jsonl", 1)
-    assert not row.reasons
-    applied = privacy.apply(row)
-    kept = serialize_row(applied)
-    again = parse_line(kept.encode(), "f.jsonl", 1)
-    assert again == replace(applied, raw=again.raw)
-    assert serialize_row(privacy.apply(again)) == kept
 
 
 def test_ingest_rejected_rows_leave_no_secret_anywhere(tmp_path: Path) -> None:

@@ -49,27 +49,19 @@ def write_parquet(path: Path, *rows: dict[str, Any]) -> None:
     pq.write_table(pa.Table.from_pylist(list(rows)), path)
 
 
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        (json.dumps([row("a"), row("b")]), "JSON array"),
-        (json.dumps([row("a"), row("b")], indent=2), "JSON array"),
-        ("\n[]\n", "JSON array"),
-        (json.dumps(row(), indent=2), "JSON object over several lines"),
-        ("\n".join(json.dumps(row(key), indent=1) for key in "ab"), "JSON object over several lines"),
-        pytest.param(json.dumps([row(str(n)) for n in range(10_000)]), "JSON array", marks=pytest.mark.heavy),
-        pytest.param(json.dumps([row(str(n)) for n in range(10_000)], indent=1), "JSON array", marks=pytest.mark.heavy),
-    ],
-    ids=[
-        "array",
-        "array over lines",
-        "empty array",
-        "object over lines",
-        "objects over lines",
-        "long",
-        "long over lines",
-    ],
-)
+TWO, MANY = [row("a"), row("b")], [row(str(n)) for n in range(10_000)]
+OTHER_JSON = {
+    "array": (json.dumps(TWO), "JSON array"),
+    "array over lines": (json.dumps(TWO, indent=2), "JSON array"),
+    "empty array": ("\n[]\n", "JSON array"),
+    "object over lines": (json.dumps(row(), indent=2), "JSON object over several lines"),
+    "objects over lines": ("\n".join(json.dumps(one, indent=1) for one in TWO), "JSON object over several lines"),
+    "long array": (json.dumps(MANY), "JSON array"),
+    "long array over lines": (json.dumps(MANY, indent=1), "JSON array"),
+}
+
+
+@pytest.mark.parametrize(("content", "problem"), OTHER_JSON.values(), ids=OTHER_JSON)
 def test_files_json_that_is_no_json_lines_is_an_error(tmp_path: Path, content: str, problem: str) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text(content)
@@ -255,10 +247,10 @@ def test_files_file_that_could_not_be_reached_is_tried_again(tmp_path: Path, mon
     assert contents(read(tmp_path, reading.outcome.state, scheduled=True)[0]) == ["Interaction", "Interaction"]
 
 
-@pytest.mark.parametrize(("name", "message"), [("no.jsonl", "no such file or folder"), ("a.xlsx", "rename or convert")])
-def test_files_missing_or_other_file_is_an_error(tmp_path: Path, name: str, message: str) -> None:
+@pytest.mark.parametrize("name", ["no.jsonl", "a.xlsx"])
+def test_files_missing_or_other_file_is_an_error(tmp_path: Path, name: str) -> None:
     (tmp_path / "a.xlsx").write_bytes(b"PK")
-    with pytest.raises(AbstainError, match=rf"{name}: .*{message}"):
+    with pytest.raises(AbstainError, match=f"{name}: "):
         read(tmp_path / name)
 
 
@@ -310,17 +302,15 @@ def test_make_explicit_sources_names_them_after_their_files() -> None:
 
 
 def test_files_links_are_followed_and_broken_ones_skipped(tmp_path: Path) -> None:
-    here = tmp_path / "here"
-    elsewhere = here / ".elsewhere"
-    (elsewhere / "more").mkdir(parents=True)
-    write_lines(elsewhere / "x.jsonl", row("x"))
-    (here / "a.jsonl").symlink_to(elsewhere / "x.jsonl")
-    (here / "b.jsonl").symlink_to(tmp_path / "nowhere")
-    (here / "c.md").symlink_to(elsewhere / "more")
-    rows, reading = read(here)
+    hidden = tmp_path / ".hidden"
+    (hidden / "more").mkdir(parents=True)
+    links = {"a.jsonl": write_lines(hidden / "x.jsonl", row("x")), "b.jsonl": tmp_path / "no", "c.md": hidden / "more"}
+    for name, target in links.items():
+        (tmp_path / name).symlink_to(target)
+    rows, reading = read(tmp_path)
     assert [found.source for found in rows] == ["a.jsonl"]
-    write_lines(elsewhere / "x.jsonl", row("x"), row("y"))
-    assert len(read(here, reading.outcome.state)[0]) == 2
+    write_lines(hidden / "x.jsonl", row("x"), row("y"))
+    assert len(read(tmp_path, reading.outcome.state)[0]) == 2
 
 
 def test_files_folder_that_may_not_be_listed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from abstain.core.errors import AbstainError
 from abstain.knowledge.retrieval.embeddings import normalize_rows
 from abstain.knowledge.retrieval.encoder import Vectors
 from abstain.knowledge.retrieval.faiss_index import FaissIndex
-from abstain.knowledge.retrieval.index import IndexEntry, SearchHit, VectorIndex, filter_near_best
+from abstain.knowledge.retrieval.index import EntryRejected, IndexEntry, SearchHit, VectorIndex, filter_near_best
 from abstain.knowledge.retrieval.pgvector_index import PgVectorIndex
 from abstain.knowledge.retrieval.retriever import open_index
 from tests.knowledge.builders import VOCABULARY, BagOfWords, chunk
@@ -283,6 +283,12 @@ def test_pgvector_approximate_index_starves_no_search(server: str) -> None:
             admin.execute("ANALYZE abstain_chunks_hnsw")
         # So many that the server would rather walk through that index: it would find none of the five.
         assert [len(index.search(question, 5)) for question in vectors[:20]] == [5] * 20
+
+
+@pytest.mark.slow
+def test_pgvector_value_that_the_database_rejects_raises(server: str) -> None:
+    with closing(open_index(server, ENCODER)) as index, pytest.raises(EntryRejected):
+        fill(index, chunk("b#1", "loan"), products=["p\0q"])
 
 
 @pytest.mark.slow

@@ -110,19 +110,6 @@ def test_sync_rejected_entry_holds_up_no_revocation() -> None:
         assert found(retriever, "fee", "staff", "gold") == ["a#1", "a#2", "c#1"], "b#1 is found under no right"
 
 
-@pytest.mark.slow
-def test_sync_index_value_the_database_rejects_is_left_out(
-    postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "SentenceEncoder", lambda device: BagOfWords())
-    with database(postgres) as url:
-        settings = Settings(home=tmp_path, index=url)
-        with pytest.raises(AbstainError, match="^b#1: the vector index refuses this chunk"):
-            sync_index(CHUNKS, {"a": "cards", "b": "p\0q"}, settings)
-        with closing(open_index(url, BagOfWords())) as index:
-            assert found(Retriever(index, Embeddings(BagOfWords())), "fee", "staff") == ["a#1", "a#2"]
-
-
 def test_sync_index_without_a_shared_index_does_nothing(tmp_path: Path) -> None:
     assert sync_index(CHUNKS, {}, Settings(home=tmp_path, index=None)) is None
     assert list(tmp_path.iterdir()) == []
