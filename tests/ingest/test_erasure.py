@@ -41,9 +41,15 @@ def file(tmp_path: Path) -> Path:
     )
 
 
-def test_erase_rows_with_interactions_takes_quarantined_rows(tmp_path: Path, file: Path) -> None:
-    data, lines = tmp_path / "data", tmp_path / "b.jsonl"
-    take(data, file)
+@pytest.fixture
+def data(tmp_path: Path, file: Path) -> Path:
+    report = take(tmp_path / "data", file)
+    assert (report.accepted, report.pending, report.quarantined) == (3, 2, 1)
+    return tmp_path / "data"
+
+
+def test_erase_rows_with_interactions_takes_quarantined_rows(tmp_path: Path, data: Path) -> None:
+    lines = tmp_path / "b.jsonl"
     write_lines(lines, row("i-1", answer="as Ann said"))  # another answer than is known
     assert take(data, lines).quarantined == 1 and "as Ann said" in read_all(data)
     assert erase_rows(DataStore(data), "ann", "ann", with_interactions=True)["quarantine"] == 2
@@ -51,9 +57,7 @@ def test_erase_rows_with_interactions_takes_quarantined_rows(tmp_path: Path, fil
     assert take(data, lines).quarantined == 1 and "as Ann said" not in read_all(data)
 
 
-def test_ingest_quarantined_row_loses_thumb_of_an_erased_user(tmp_path: Path, file: Path) -> None:
-    data = tmp_path / "data"
-    take(data, file)
+def test_ingest_quarantined_row_loses_thumb_of_an_erased_user(tmp_path: Path, data: Path) -> None:
     erase_rows(DataStore(data), "ann", "ann")
     text = json.dumps(row("i-7", thumb=thumb(user="ann", comment="as Ann said")))
     late = write_lines(tmp_path / "late.jsonl", text)
@@ -72,10 +76,7 @@ def read_all(data: Path) -> str:
     return "".join(content.decode() for content in bytes_of(data).values())
 
 
-def test_erase_rows_everywhere_and_they_stay_out(tmp_path: Path, file: Path) -> None:
-    data = tmp_path / "data"
-    report = take(data, file)
-    assert (report.accepted, report.pending, report.quarantined) == (3, 2, 1)
+def test_erase_rows_everywhere_and_they_stay_out(data: Path, file: Path) -> None:
     assert erase_rows(DataStore(data), "ann", "ann") == {"feedback": 2, "quarantine": 1}
     store = DataStore(data)
     assert [found.user for found in store.iter_rows(Thumb)] == ["bob", None]
@@ -89,9 +90,7 @@ def test_erase_rows_everywhere_and_they_stay_out(tmp_path: Path, file: Path) -> 
     assert "2 x A106 user: " in again.to_markdown()
 
 
-def test_erase_rows_with_the_rated_interactions(tmp_path: Path, file: Path) -> None:
-    data = tmp_path / "data"
-    take(data, file)
+def test_erase_rows_with_the_rated_interactions(tmp_path: Path, data: Path, file: Path) -> None:
     counts = {"feedback": 2, "interactions": 1, "reviews": 1, "quarantine": 1}
     assert erase_rows(DataStore(data), "ann", "ann", with_interactions=True) == counts
     assert take(data, file).accepted == 0
@@ -102,21 +101,18 @@ def test_erase_rows_with_the_rated_interactions(tmp_path: Path, file: Path) -> N
     assert "as Ann said" not in read_all(data)
 
 
-def test_erase_rows_keeps_the_pseudonym_only(tmp_path: Path, file: Path) -> None:
-    data = tmp_path / "data"
-    take(data, file)
+def test_erase_rows_keeps_the_pseudonym_only(data: Path) -> None:
     erase_rows(DataStore(data), "ann", "u-5eed")
     assert "ann" not in read_all(data).replace("Ann", "")
     assert DataStore(data).read_erased_users().users == ("u-5eed",)
     assert erase_rows(DataStore(data), "ann", "u-5eed") == {"feedback": 0, "quarantine": 0}, "asked again"
 
 
-def test_erase_rows_user_of_no_row_changes_nothing(tmp_path: Path, file: Path) -> None:
-    take(tmp_path / "data", file)
-    before = bytes_of(tmp_path / "data")
+def test_erase_rows_user_of_no_row_changes_nothing(data: Path) -> None:
+    before = bytes_of(data)
     with pytest.raises(AbstainError, match="'carol'"):
-        erase_rows(DataStore(tmp_path / "data"), "carol", "u-c")
-    assert bytes_of(tmp_path / "data") == before
+        erase_rows(DataStore(data), "carol", "u-c")
+    assert bytes_of(data) == before
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ objects = st.one_of(
 
 
 @pytest.mark.heavy
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(objects, st.booleans())
 def test_parse_line_printed_row_is_the_row_read(one: tuple[type[Row], dict[str, Any]], escaped: bool) -> None:
     contract, fields = one
@@ -177,7 +177,7 @@ loose = st.dictionaries(
 
 
 @pytest.mark.heavy
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.binary() | damaged | loose)
 def test_parse_line_any_bytes_have_contents_or_reasons(line: bytes) -> None:
     found = parse_line(line, "a", 1)
@@ -185,7 +185,6 @@ def test_parse_line_any_bytes_have_contents_or_reasons(line: bytes) -> None:
     assert found.raw == line
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.binary() | st.text().map(lambda text: markdown(body=text).encode("utf-8", "surrogatepass")),
     st.sampled_from(["a.md", "a.html"]),

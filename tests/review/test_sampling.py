@@ -137,7 +137,7 @@ def test_draw_sample_few_rows_are_stratified_by_less() -> None:
         assert (1 / draw_sample(frame, size, 1.0, 1).rows["probability"]).sum() == pytest.approx(2000)
 
 
-def gated(rows: int, withheld_every: int, **options: int) -> tuple[pd.DataFrame, pd.Series]:
+def withhold(rows: int, withheld_every: int, **options: int) -> tuple[pd.DataFrame, pd.Series]:
     """A `population` of which the assistant withheld one in so many, and which these are: nobody rated them."""
     frame = population(rows, **options)
     withheld = pd.Series(np.arange(rows) % withheld_every == 0, frame.index)
@@ -147,7 +147,7 @@ def gated(rows: int, withheld_every: int, **options: int) -> tuple[pd.DataFrame,
 
 
 def test_draw_sample_includes_withheld_answers() -> None:
-    frame, withheld = gated(2000, withheld_every=50)
+    frame, withheld = withhold(2000, withheld_every=50)
     for size in (2, 30, 200):
         rows = draw_sample(frame, size, 1.0, 1).rows
         own = rows[withheld[rows.index]]
@@ -157,7 +157,7 @@ def test_draw_sample_includes_withheld_answers() -> None:
 @pytest.mark.parametrize(("random_share", "drawn"), [(1.0, 100), (0.5, 50)])
 @pytest.mark.parametrize("withheld_every", [50, 2])
 def test_draw_sample_has_the_stated_share_of_withheld(withheld_every: int, random_share: float, drawn: int) -> None:
-    frame, withheld = gated(2000, withheld_every)
+    frame, withheld = withhold(2000, withheld_every)
     for lines in (1, 40):
         frame["line_of_business"] = [f"line-{n % lines}" for n in range(2000)]
         design = draw_sample(frame, 100, random_share, 1, 0.7, withheld_share=0.2)
@@ -171,7 +171,7 @@ def test_draw_sample_has_the_stated_share_of_withheld(withheld_every: int, rando
 
 
 def test_draw_sample_too_few_withheld_takes_all_of_them() -> None:
-    frame, withheld = gated(2000, withheld_every=200)
+    frame, withheld = withhold(2000, withheld_every=200)
     design = draw_sample(frame, 100, 1.0, 1, withheld_share=0.15)
     assert set(frame.index[withheld]) < set(design.rows.index) and len(design.rows) == 100
     assert (design.rows.loc[frame.index[withheld], "probability"] == 1).all() and design.n_missing == 5
@@ -207,9 +207,9 @@ def test_draw_sample_is_independent_of_row_order() -> None:
 
 
 @given(st.integers(2, 30), st.sampled_from([0.0, 0.1, 0.33, 0.5, 1.0]), st.integers(2, 8))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_draw_sample_larger_extends_smaller_for_any_share(size: int, share: float, withheld_every: int) -> None:
-    frame = gated(300, withheld_every)[0].assign(product=None, line_of_business=None, thumb="none")
+    frame = withhold(300, withheld_every)[0].assign(product=None, line_of_business=None, thumb="none")
     small, large = (draw_sample(frame, n, 1.0, 1, withheld_share=share) for n in (size, size + 1))
     assert set(small.rows.index) < set(large.rows.index)
     after = draw_sample(review_sample(frame, small), size + 1, 1.0, 1, withheld_share=share)
@@ -255,7 +255,7 @@ def designs(answers: pd.DataFrame) -> list[ReviewDesign]:
     return [draw_sample(answers, 120, 0.5, seed, 0.5) for seed in range(120)]
 
 
-def within(estimated: Sequence[float], truth: float) -> float:
+def count_errors(estimated: Sequence[float], truth: float) -> float:
     """How many standard errors of their mean the estimates are away from the truth."""
     return abs(np.mean(estimated) - truth) / (np.std(estimated, ddof=1) / np.sqrt(len(estimated)))
 
@@ -283,7 +283,7 @@ def test_draw_sample_extended_by_another_probe_is_unbiased(answers: pd.DataFrame
     for seed in range(60):
         known = review_sample(answers, draw_sample(answers, 80, 0.5, seed, 0.5)).assign(confidence=doubt)
         found.append(horvitz_thompson(review_sample(known, draw_sample(known, 160, 0.5, seed, 0.5))))
-    assert within(found, answers["right"].mean()) < 3
+    assert count_errors(found, answers["right"].mean()) < 3
 
 
 @pytest.mark.slow
@@ -296,16 +296,16 @@ def test_draw_sample_overlapping_windows_add_up(answers: pd.DataFrame) -> None:
             part = known.loc[window]
             known.loc[window] = review_sample(part, draw_sample(part, 120, 0.5, seed, 0.5))
         found.append(horvitz_thompson(known))
-    assert within(found, answers["right"].mean()) < 3
+    assert count_errors(found, answers["right"].mean()) < 3
 
 
 @pytest.mark.slow
 def test_weighted_rate_is_unbiased_for_any_withheld_share() -> None:
-    frame, withheld = gated(900, withheld_every=20, seed=5)
+    frame, withheld = withhold(900, withheld_every=20, seed=5)
     frame.loc[withheld, "right"] = 0.0
     found, often = [], []
     for seed in range(60):
         design = draw_sample(frame, 60, 0.5, seed, 0.5, withheld_share=0.5)
         found.append(horvitz_thompson(review_sample(frame, design)))
         often.append(withheld[design.rows.index].mean())
-    assert within(found, frame["right"].mean()) < 3 and np.mean(often) > 0.2
+    assert count_errors(found, frame["right"].mean()) < 3 and np.mean(often) > 0.2

@@ -80,11 +80,11 @@ def take(data: Path, source: Source, *, remember: bool = False) -> IngestReport:
     return ingest([source], data, PARAMS, NOW, validate=accept_all, incremental=remember)
 
 
-def stored(data: Path, contract: type[Any]) -> list[Any]:
+def read_stored(data: Path, contract: type[Any]) -> list[Any]:
     return list(DataStore(data).iter_rows(contract))
 
 
-def refuses(source: Source, *words: str, code: Code = Code.WRONG_FORMAT) -> None:
+def assert_refused(source: Source, *words: str, code: Code = Code.WRONG_FORMAT) -> None:
     with pytest.raises(AbstainError) as refused:
         list(source.read({}))
     assert refused.value.code is code and "\n" not in str(refused.value)
@@ -96,14 +96,14 @@ def test_export_score_before_its_trace_is_pending_then_joined(tmp_path: Path) ->
     assert take(tmp_path / "data", export(tmp_path / "a", *scores)).pending == 2
     assert take(tmp_path / "data", export(tmp_path / "a", *scores)).duplicate == 2
     assert take(tmp_path / "data", export(tmp_path / "b", observation())).resolved_pending == {"accepted": 2}
-    assert len(stored(tmp_path / "data", Thumb)) == len(stored(tmp_path / "data", Review)) == 1
+    assert len(read_stored(tmp_path / "data", Thumb)) == len(read_stored(tmp_path / "data", Review)) == 1
 
 
 def test_export_feedback_alone_joins_a_known_answer(tmp_path: Path) -> None:
     take(tmp_path / "data", export(tmp_path / "a", observation()))
     later = export(tmp_path / "b", score("s-1", "user-feedback", 0), mapping=LANGFUSE + FEEDBACK)
     assert take(tmp_path / "data", later).accepted == 1
-    (down,) = stored(tmp_path / "data", Thumb)
+    (down,) = read_stored(tmp_path / "data", Thumb)
     assert (down.interaction_id, down.thumb) == ("t-1", "down")
 
 
@@ -114,7 +114,7 @@ def test_export_changed_score_is_a_newer_row_of_its_person(tmp_path: Path) -> No
     after = [score("s-1", "user-feedback", 0, at=later), score("s-2", "correctness", "wrong", at=later)]
     after += [score("s-3", "completeness", 0, at="2026-10-05T11:00:00Z")]
     take(data, export(tmp_path / "in", observation(), *after))
-    thumbs, reviews = stored(data, Thumb), stored(data, Review)
+    thumbs, reviews = read_stored(data, Thumb), read_stored(data, Review)
     assert [(row.user, row.thumb) for row in thumbs] == [("score s-1", "up"), ("score s-1", "down")]
     criteria = [(row.reviewer, row.correct, row.complete) for row in reviews]
     assert criteria == [("ann", True, True), ("ann", False, False)]
@@ -125,9 +125,9 @@ def test_export_review_comes_when_all_criteria_are_there(tmp_path: Path) -> None
     data = tmp_path / "data"
     part = [observation(), score("s-2", "correctness", "wrong")]
     report = take(data, export(tmp_path / "in", *part))
-    assert stored(data, Review) == [] and any("without complete (1)" in note for note in report.source_notes)
+    assert read_stored(data, Review) == [] and any("without complete (1)" in note for note in report.source_notes)
     take(data, export(tmp_path / "in", *part, score("s-3", "completeness", 0, at="2026-10-07T10:00:00Z")))
-    (review,) = stored(data, Review)
+    (review,) = read_stored(data, Review)
     assert (review.correct, review.complete, review.reviewed_at.day) == (False, False, 7)
 
 
@@ -196,7 +196,7 @@ def test_export_cut_in_the_middle_gives_nothing(tmp_path: Path, name: str, sched
         rows = list(ExportSource(name="a", url=str(file.parent), mapping=mapping).read({}))
         assert [reason.code for row in rows for reason in row.reasons] == [Code.WRONG_FORMAT]
     else:
-        refuses(make_explicit_export([str(file)], mapping), name)
+        assert_refused(make_explicit_export([str(file)], mapping), name)
 
 
 @pytest.mark.parametrize("page", ["langfuse", "phoenix", "label_studio", "argilla", "open_webui"])
@@ -205,9 +205,9 @@ def test_export_of_another_tool_raises_with_its_name(tmp_path: Path, page: str) 
     for other in ("langfuse", "phoenix", "label_studio", "argilla", "open_webui"):
         mapping = write_mapping(tmp_path, f"format: {page}\ninteraction_id: id\n{needed}")
         if other != page:
-            refuses(make_explicit_export([str(FIXTURES / other)], mapping), f"format: {other}", "mapping.yaml")
+            assert_refused(make_explicit_export([str(FIXTURES / other)], mapping), f"format: {other}", "mapping.yaml")
     unknown = write_lines(tmp_path / "own.jsonl", {"a": 1})
-    refuses(make_explicit_export([str(unknown)], mapping), "own.jsonl record 1", "its fields are a")
+    assert_refused(make_explicit_export([str(unknown)], mapping), "own.jsonl record 1", "its fields are a")
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_mapping_of_a_missing_field_gives_nothing(tmp_path: Path, old: str, new:
     mapping = (LANGFUSE + ANSWER + FEEDBACK).replace(old, new)
     more = {"metadata": json.dumps({"custmer": "u"})}
     source = export(tmp_path / "in", observation(), score("s-1", "user-feedback", 1, **more), mapping=mapping)
-    refuses(source, "mapping.yaml", *words, code=Code.BAD_SETTING)
+    assert_refused(source, "mapping.yaml", *words, code=Code.BAD_SETTING)
     with pytest.raises(AbstainError):
         take(tmp_path / "data", source)
     assert list((tmp_path / "data").rglob("*.jsonl")) == []
@@ -263,8 +263,8 @@ def test_mapping_that_is_wrong_is_one_line(tmp_path: Path, text: str, words: lis
 
 def test_export_in_which_nothing_is_mapped_raises(tmp_path: Path) -> None:
     source = export(tmp_path / "in", score("s-1", "toxicity", 0.1), mapping=LANGFUSE + FEEDBACK)
-    refuses(source, "toxicity (1)", "mapping.yaml", code=Code.NO_ROWS)
-    refuses(export(tmp_path / "in", mapping=LANGFUSE + FEEDBACK), "0 records", code=Code.NO_ROWS)
+    assert_refused(source, "toxicity (1)", "mapping.yaml", code=Code.NO_ROWS)
+    assert_refused(export(tmp_path / "in", mapping=LANGFUSE + FEEDBACK), "0 records", code=Code.NO_ROWS)
 
 
 def test_export_scheduled_skips_bad_and_unchanged_files(tmp_path: Path) -> None:
@@ -342,9 +342,9 @@ def test_export_in_any_order_and_interrupted_is_taken_once(
             take(folder / "data", interrupt(export(folder / "in", *part), stop))
     take(folder / "data", export(folder / "in", *data.draw(st.permutations(records))))
     store = folder / "data"
-    assert sorted(row.interaction_id for row in stored(store, Interaction)) == ["t-0", "t-1", "t-2"]
-    assert sorted(row.user for row in stored(store, Thumb)) == ["score s-0", "score s-1", "score s-2"]
-    assert sorted(row.interaction_id for row in stored(store, Review)) == ["t-0", "t-1", "t-2"]
+    assert sorted(row.interaction_id for row in read_stored(store, Interaction)) == ["t-0", "t-1", "t-2"]
+    assert sorted(row.user for row in read_stored(store, Thumb)) == ["score s-0", "score s-1", "score s-2"]
+    assert sorted(row.interaction_id for row in read_stored(store, Review)) == ["t-0", "t-1", "t-2"]
     assert sum(1 for path in DataStore(store).list_pending_files().values() for _ in path.open()) == 2
 
 
@@ -401,8 +401,8 @@ def test_expression_reads_json_in_texts() -> None:
 def test_make_explicit_export_without_files_or_mapping_raises(tmp_path: Path) -> None:
     with pytest.raises(AbstainError, match="--mapping"):
         make_explicit_export([], "mapping.yaml")
-    refuses(make_explicit_export([str(tmp_path)], str(tmp_path / "no.yaml")), "no.yaml", code=Code.NOT_READABLE)
-    refuses(make_explicit_export([str(tmp_path)], write_mapping(tmp_path, LANGFUSE + FEEDBACK)))
+    assert_refused(make_explicit_export([str(tmp_path)], str(tmp_path / "no.yaml")), "no.yaml", code=Code.NOT_READABLE)
+    assert_refused(make_explicit_export([str(tmp_path)], write_mapping(tmp_path, LANGFUSE + FEEDBACK)))
 
 
 def test_export_writer_scores_are_kept_one_by_one(tmp_path: Path) -> None:
@@ -410,7 +410,7 @@ def test_export_writer_scores_are_kept_one_by_one(tmp_path: Path) -> None:
     known = observation(lp="-0.5", gate="shown", chance=0.9, traceId="t-1")
     unknown = observation(id="p", traceId="t-2")
     take(tmp_path / "data", export(tmp_path / "in", known, unknown, mapping=LANGFUSE + ANSWER + paths))
-    first, second = stored(tmp_path / "data", Interaction)
+    first, second = read_stored(tmp_path / "data", Interaction)
     assert (dict(first.writer_scores), first.display, first.propensity) == ({"log_prob": -0.5}, "shown", 0.9)
     assert second.writer_scores is None and second.display is None
 
@@ -419,4 +419,4 @@ def test_export_key_that_comes_twice_in_one_object_is_named(tmp_path: Path) -> N
     source = export(tmp_path / "in", score("s-1", "user-feedback", 1), mapping=LANGFUSE + FEEDBACK)
     file = tmp_path / "in" / "export.json"
     file.write_text(file.read_text().replace('"name"', '"name": "other", "name"'))
-    refuses(source, "export.json", "'name'")
+    assert_refused(source, "export.json", "'name'")

@@ -26,7 +26,7 @@ def test_redact_names_and_patterns_together() -> None:
     assert removed == {"PERSON": 1, "LOCATION": 1, "EMAIL_ADDRESS": 1}
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.sampled_from(WORDS), max_size=20))
 def test_redact_names_twice_is_redact_once(words: list[str]) -> None:
     once = REDACTOR.redact(" ".join(words))[0]

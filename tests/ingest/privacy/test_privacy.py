@@ -46,7 +46,7 @@ def read(**fields: Any) -> ParsedRow:
     return parse_line(json.dumps(rows.row(**fields)).encode(), "f.jsonl", 1)
 
 
-def typed(text: str) -> ParsedRow:
+def make_typed_row(text: str) -> ParsedRow:
     """A row that has `text` wherever somebody may have typed it, and where nobody did."""
     contexts = [{"chunk_id": "a#1", "text": text}]
     thumb, review = rows.thumb(user="ann", comment=text), rows.verdict(ideal_answer=text)
@@ -55,11 +55,11 @@ def typed(text: str) -> ParsedRow:
 
 def test_privacy_users_get_pseudonyms_reviewers_only_if_set() -> None:
     privacy = open_privacy(redact=())
-    row = privacy.apply(typed("Who?"))
+    row = privacy.apply(make_typed_row("Who?"))
     assert row.thumb.user == privacy.get_pseudonym("ann") != "ann"
     assert row.review.reviewer == "sme-1"
     assert privacy.apply(row) is row
-    both = open_privacy(redact=(), pseudonymize=False, pseudonymize_reviewers=True).apply(typed("Who?"))
+    both = open_privacy(redact=(), pseudonymize=False, pseudonymize_reviewers=True).apply(make_typed_row("Who?"))
     assert both.review.reviewer.startswith("r-")
     assert both.thumb.user == "ann"
 
@@ -74,7 +74,7 @@ class Blank:
 def test_privacy_typed_text_is_redacted_contexts_and_ids_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy, "Redactor", lambda params: Blank())
     privacy, text = open_privacy(), f"Write to {MAIL}."
-    row = privacy.apply(typed(text))
+    row = privacy.apply(make_typed_row(text))
     redacted = (row.interaction.question, row.interaction.answer, row.thumb.comment, row.review.ideal_answer)
     assert set(redacted) == {"Write to <EMAIL_ADDRESS>."}
     assert row.interaction.contexts[0].text == row.interaction.group == text
@@ -86,7 +86,7 @@ def test_privacy_typed_text_is_redacted_contexts_and_ids_stay(monkeypatch: pytes
 
 
 def test_privacy_off_changes_nothing() -> None:
-    row = typed(f"{MAIL} {CARD}")
+    row = make_typed_row(f"{MAIL} {CARD}")
     for privacy in (Privacy.noop(), open_privacy(redact=(), pseudonymize=False)):
         assert privacy.apply(row) is row
         assert privacy.get_pseudonym("ann") == "ann" and privacy.counts == {}
@@ -184,6 +184,6 @@ def test_ingest_rejected_rows_leave_no_secret_anywhere(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_privacy_shipped_entities_are_redacted_and_counted() -> None:
     privacy = open_privacy()
-    row = privacy.apply(typed(f"{CARD}, {MAIL}"))
+    row = privacy.apply(make_typed_row(f"{CARD}, {MAIL}"))
     assert row.interaction.question == "<CREDIT_CARD>, <EMAIL_ADDRESS>"
     assert privacy.counts == {"CREDIT_CARD": 4, "EMAIL_ADDRESS": 4}

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from abstain.ingest.privacy.recognizers import EntityHit, FindEntities, make_pattern_finder
@@ -19,7 +19,6 @@ from tests.ingest.privacy.builders import params
 
 pytestmark = pytest.mark.slow  # Presidio takes seconds to import
 
-relaxed = settings(deadline=None)  # the first text waits for Presidio
 REDACTOR = Redactor(builders.SHIPPED)
 PLACEHOLDERS = [f"<{name}>" for name in builders.SHIPPED.redact]
 
@@ -45,7 +44,6 @@ def bare(text: str) -> str:
     return "".join(filter(str.isalnum, text)).casefold()
 
 
-@relaxed
 @given(st.text(), st.sampled_from(builders.BEFORE), builders.secrets, st.sampled_from(builders.AFTER), st.text())
 @example("", "", "ann@example.org", ".", "Please")
 @example("3000", " ", "4111 1111 1111 1111", " ", "2026")
@@ -56,7 +54,6 @@ def test_redact_secret_is_removed_wherever_it_is(before: str, left: str, secret:
     assert removed.total() >= 1 and any(f"<{name}>" in redacted for name in removed)
 
 
-@relaxed
 @given(fragments)
 def test_redact_twice_is_redact_once(parts: list[str]) -> None:
     text = "".join(parts)
@@ -65,7 +62,6 @@ def test_redact_twice_is_redact_once(parts: list[str]) -> None:
     assert redact(text) == once
 
 
-@relaxed
 @given(fragments)
 def test_redact_removes_all_that_presidio_finds(parts: list[str]) -> None:
     text = "".join(parts)
@@ -228,9 +224,7 @@ needless = "presidio_analyzer" in sys.modules
 redacted = redactor.redact("ann@example.org, bob@example.museum, DE89370400440532013000, +49 170 1234567")[0]
 ours, heavy = len(tried), [name for name in ("torch", "transformers") if name in sys.modules]
 home = [str(path) for path in Path.home().rglob("*")]
-from presidio_analyzer.predefined_recognizers import EmailRecognizer
-EmailRecognizer().analyze("ann@example.org", ["EMAIL_ADDRESS"])
-print(json.dumps([before, needless, redacted, ours, heavy, home, len(tried) - ours]))
+print(json.dumps([before, needless, redacted, ours, heavy, home]))
 """
 
 
@@ -244,10 +238,9 @@ def test_redact_uses_no_network_and_leaves_no_file(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    before, needless, redacted, ours, heavy, home, theirs = json.loads(done.stdout)
+    before, needless, redacted, ours, heavy, home = json.loads(done.stdout)
     assert redacted == "<EMAIL_ADDRESS>, <EMAIL_ADDRESS>, <IBAN_CODE>, <PHONE_NUMBER>"
     assert (before, needless, ours, heavy, home) == (False, False, 0, [], [])
-    assert theirs > 0, "Presidio's own recognizer asks no more: is ours still needed?"
 
 
 def test_redact_logs_no_values(caplog: pytest.LogCaptureFixture) -> None:

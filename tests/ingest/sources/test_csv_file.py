@@ -23,7 +23,7 @@ def read(content: str | bytes) -> list[ParsedRow]:
     return list(read_csv(split_lines(to_utf8(chunks)), "a.csv", "folder/a.csv"))
 
 
-def given_row(key: str, comment: str = "") -> str:
+def make_line(key: str, comment: str = "") -> str:
     return f"{key},2026-09-02T12:00:00Z,up,,{comment}"
 
 
@@ -40,39 +40,39 @@ def test_csv_repeated_key_in_a_cell_is_refused() -> None:
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t"])
 def test_csv_delimiter_is_found_in_the_header(delimiter: str) -> None:
-    header, row = (line.replace(",", delimiter) for line in (THUMBS, given_row("i-1", '"a, b; c"')))
+    header, row = (line.replace(",", delimiter) for line in (THUMBS, make_line("i-1", '"a, b; c"')))
     (found,) = read(f"{header}\n{row}\n")
     assert found.thumb == feedback(comment=f"a{delimiter} b; c")
 
 
 def test_csv_record_over_lines_has_the_number_of_its_first() -> None:
     text = '"one\n\ntwo, ""three"""'
-    rows = read(f"{THUMBS}\r\n{given_row('i-1', text)}\r\n{given_row('i-2')}\r\n")
+    rows = read(f"{THUMBS}\r\n{make_line('i-1', text)}\r\n{make_line('i-2')}\r\n")
     assert [row.line for row in rows] == [2, 5]
     assert rows[0].thumb.comment == 'one\n\ntwo, "three"'
 
 
-@pytest.mark.parametrize(("row", "cells"), [("i-2,2026-09-02T12:00:00Z,up,", 4), (given_row("i-2", "a, b"), 6)])
+@pytest.mark.parametrize(("row", "cells"), [("i-2,2026-09-02T12:00:00Z,up,", 4), (make_line("i-2", "a, b"), 6)])
 def test_csv_row_of_wrong_length_is_refused_with_its_line(row: str, cells: int) -> None:
-    rows = read(f"{THUMBS}\n{given_row('i-1')}\n{row}\n{given_row('i-3')}\n")
+    rows = read(f"{THUMBS}\n{make_line('i-1')}\n{row}\n{make_line('i-3')}\n")
     assert keys(rows) == ["i-1", None, "i-3"]
     assert rows[1].reasons == (make_reason("line", f"{cells} cells, but the header names 5 columns: they are shifted"),)
     assert (rows[1].line, rows[1].raw) == (3, row.encode())
 
 
 def test_csv_invalid_utf8_refuses_its_row_only() -> None:
-    rows = read("\n".join([THUMBS, given_row("i-1"), given_row("i-2", "caf\xe9"), given_row("i-3")]).encode("latin-1"))
+    rows = read("\n".join([THUMBS, make_line("i-1"), make_line("i-2", "caf\xe9"), make_line("i-3")]).encode("latin-1"))
     assert keys(rows) == ["i-1", None, "i-3"]
     assert str(rows[1].reasons[0]).startswith("line: not valid UTF-8 (byte ")
     assert b'"caf\xe9"' in rows[1].raw
 
 
 def test_csv_unclosed_quote_refuses_its_row_only() -> None:
-    after = [given_row(f"i-{n}") for n in range(3, 50)]
-    rows = read("\n".join([THUMBS, given_row("i-1"), given_row("i-2", '"no end'), *after]))
+    after = [make_line(f"i-{n}") for n in range(3, 50)]
+    rows = read("\n".join([THUMBS, make_line("i-1"), make_line("i-2", '"no end'), *after]))
     assert keys(rows) == ["i-1", None, *(f"i-{n}" for n in range(3, 50))]
     assert rows[1].reasons[0].field == "line" and rows[1].raw.endswith(b'"no end')
-    rows = read("\n".join([THUMBS, given_row("i-1", '"no end'), given_row("i-2", '"fine"'), given_row("i-3", '"a"b')]))
+    rows = read("\n".join([THUMBS, make_line("i-1", '"no end'), make_line("i-2", '"fine"'), make_line("i-3", '"a"b')]))
     assert keys(rows) == [None, "i-2", None]
     assert rows[2].reasons[0].field == "line"
 
@@ -86,14 +86,14 @@ def test_csv_too_many_unclosed_quotes_are_an_error(monkeypatch: pytest.MonkeyPat
 def test_csv_record_beyond_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(csv_file, "MAX_LINE_BYTES", 300)
     monkeypatch.setattr(csv_file.csv, "field_size_limit", lambda size: None)
-    rows = read("\n".join([THUMBS, given_row("i-1", '"no end'), *(given_row(f"i-{n}") for n in range(2, 30))]))
+    rows = read("\n".join([THUMBS, make_line("i-1", '"no end'), *(make_line(f"i-{n}") for n in range(2, 30))]))
     assert keys(rows) == [None, *(f"i-{n}" for n in range(2, 30))]
     assert "300 bytes" in rows[0].reasons[0].message
 
 
 @pytest.mark.parametrize("ends", ["\n", "\r\n"])
 def test_csv_lines_without_a_filled_cell_are_skipped(ends: str) -> None:
-    lines = ["", THUMBS, "", given_row("i-1"), ",,,,", "  ", given_row("i-2"), ""]
+    lines = ["", THUMBS, "", make_line("i-1"), ",,,,", "  ", make_line("i-2"), ""]
     assert keys(read(ends.join(lines))) == ["i-1", "i-2"]
     assert read(f"{THUMBS}{ends}") == []
 
@@ -115,7 +115,7 @@ def test_csv_wrong_cell_is_refused_by_its_column() -> None:
 )
 def test_csv_unusable_header_is_an_error(header: str, message: str) -> None:
     with pytest.raises(AbstainError, match=rf"folder/a\.csv: .*{message}"):
-        read(f"{header}\n{given_row('i-1')}\n" if header.strip() else header)
+        read(f"{header}\n{make_line('i-1')}\n" if header.strip() else header)
 
 
 def test_csv_endless_first_line_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,12 +124,12 @@ def test_csv_endless_first_line_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
         read(THUMBS * 10)
 
 
-def flat(fields: dict[str, Any]) -> dict[str, str]:
+def flatten(fields: dict[str, Any]) -> dict[str, str]:
     """An object as the cells of a table."""
     cells: dict[str, str] = {}
     for name, value in fields.items():
         if isinstance(value, dict):
-            cells |= {f"{name}.{inner}": cell for inner, cell in flat(value).items()}
+            cells |= {f"{name}.{inner}": cell for inner, cell in flatten(value).items()}
         elif value is not None:
             cells[name] = value if isinstance(value, str) else json.dumps(value)
     return cells
@@ -139,10 +139,10 @@ kinds = st.one_of(st.lists(rows, min_size=1, max_size=3) for rows in (interactio
 
 
 @pytest.mark.heavy
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(kinds, st.sampled_from(",;\t"), st.sampled_from(["\n", "\r\n"]))
 def test_csv_round_trip_keeps_every_row(objects: list[dict[str, Any]], delimiter: str, ends: str) -> None:
-    table = [flat(one) for one in objects]
+    table = [flatten(one) for one in objects]
     columns = list(dict.fromkeys(column for cells in table for column in cells))
     out = io.StringIO(newline="")
     writer = csv.DictWriter(out, columns, delimiter=delimiter, lineterminator=ends, quoting=csv.QUOTE_ALL)
@@ -156,7 +156,7 @@ def test_csv_round_trip_keeps_every_row(objects: list[dict[str, Any]], delimiter
 
 
 @pytest.mark.heavy
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(
         st.binary() | st.sampled_from([b'"', b"\n", b",", b'""', b"i-1,2026-09-02T12:00:00Z,up,,"]), max_size=25

@@ -41,12 +41,12 @@ def open_here(tmp_path: Path) -> Iterator[Open]:
         yield lambda **options: stack.enter_context(closing(open_log(url_of(tmp_path), **options)))
 
 
-def reader(folder: Path, state: Mapping[str, Any] | None = None) -> SourceReader:
+def open_reader(folder: Path, state: Mapping[str, Any] | None = None) -> SourceReader:
     return DecisionLogSource(name="decisions", url=url_of(folder)).read(state or {})
 
 
 def read(folder: Path, state: Mapping[str, Any] | None = None) -> tuple[list[ParsedRow], dict[str, Any]]:
-    reading = reader(folder, state)
+    reading = open_reader(folder, state)
     rows = list(reading)
     assert [row.reasons for row in rows] == [()] * len(rows)
     return rows, json.loads(json.dumps(reading.outcome.state))
@@ -58,7 +58,7 @@ def record(log: DecisionLog, *entries: LoggedDecision | Thumb | Review) -> None:
         (log.record_decision(entry) if is_decision else log.record_feedback(token_hex(8), entry)).result()
 
 
-def parts(rows: list[ParsedRow]) -> list[tuple[str | None, str | None]]:
+def list_parts(rows: list[ParsedRow]) -> list[tuple[str | None, str | None]]:
     """The interaction of each row, and that of its thumb or review."""
     pairs = [(row.interaction, row.thumb or row.review) for row in rows]
     return [(asked and asked.interaction_id, reply and reply.interaction_id) for asked, reply in pairs]
@@ -69,7 +69,7 @@ def take(folder: Path, privacy: Privacy | None = None) -> IngestReport:
     return ingest([source], folder / "data", PARAMS, NOW, privacy=privacy, incremental=True, validate=accept_all)
 
 
-def stored(folder: Path) -> tuple[list[str], ...]:
+def list_stored(folder: Path) -> tuple[list[str], ...]:
     store = DataStore(folder / "data")
     contracts = (Interaction, Thumb, Review)
     return tuple([row.interaction_id for row in store.iter_rows(contract)] for contract in contracts)
@@ -79,7 +79,7 @@ def test_decisions_only_sampled_and_rated_ones_come(tmp_path: Path, open_here: O
     record(open_here(**NONE), *map(decision, "abc"), feedback("b", user="u-1"), review("c"))
     record(open_here(**ALL), decision("drawn", shown=False))
     rows, state = read(tmp_path)
-    assert parts(rows) == [("drawn", None), ("b", "b"), ("c", "c")]
+    assert list_parts(rows) == [("drawn", None), ("b", "b"), ("c", "c")]
     assert rows[0].interaction == interaction("drawn", display="withheld")
     assert rows[1].interaction == interaction("b", display="shown", propensity=1.0)
     assert (rows[1].thumb, rows[2].review) == (feedback("b", user="u-1"), review("c"))
@@ -90,10 +90,10 @@ def test_decisions_one_that_replaces_an_empty_one_comes_once(tmp_path: Path, ope
     log = open_here(**ALL)
     record(log, decision("a", shown=False, decision="unavailable", interaction=None), decision("b"))
     rows, state = read(tmp_path)
-    assert parts(rows) == [("b", None)]
+    assert list_parts(rows) == [("b", None)]
     record(log, decision("a"))
     rows, state = read(tmp_path, state)
-    assert parts(rows) == [("a", None)]
+    assert list_parts(rows) == [("a", None)]
     assert read(tmp_path, state)[0] == []
 
 
@@ -101,17 +101,17 @@ def test_decisions_unsampled_decision_comes_with_its_feedback(tmp_path: Path, op
     log = open_here(**NONE)
     record(log, decision("late"), feedback("early"))
     rows, state = read(tmp_path)
-    assert parts(rows) == [(None, "early")]
+    assert list_parts(rows) == [(None, "early")]
     record(log, decision("early"), feedback("late"))
     rows, state = read(tmp_path, state)
-    assert parts(rows) == [("early", None), ("late", "late")]
+    assert list_parts(rows) == [("early", None), ("late", "late")]
     assert read(tmp_path, state)[0] == []
 
 
 def test_decisions_feedback_on_states_alone_comes_alone(tmp_path: Path, open_here: Open) -> None:
     record(open_here(**ALL), decision("a", interaction=None), feedback("a"))
-    reading = reader(tmp_path)
-    assert parts(list(reading)) == [(None, "a")] and reading.outcome.notes == ()
+    reading = open_reader(tmp_path)
+    assert list_parts(list(reading)) == [(None, "a")] and reading.outcome.notes == ()
 
 
 numbers = st.integers(0, 7)
@@ -132,7 +132,7 @@ def test_decisions_every_row_is_ingested_exactly_once(
     keys: dict[str, list[str]] = {"decide": [], "thumb": [], "review": []}
     for number, (step, value) in enumerate(steps):
         if step == "ingest" and value:  # killed before it published: nothing of it is kept
-            list(reader(folder, DataStore(folder / "data").read_source_state("decisions")))
+            list(open_reader(folder, DataStore(folder / "data").read_source_state("decisions")))
         elif step == "ingest":
             take(folder)
         else:
@@ -146,7 +146,7 @@ def test_decisions_every_row_is_ingested_exactly_once(
     log.close()
     thumbs, reviews = (sorted(key for key in keys[step] if key in decided) for step in ("thumb", "review"))
     expected = (sorted({*drawn, *thumbs, *reviews}), thumbs, reviews)
-    assert tuple(map(sorted, stored(folder))) == expected
+    assert tuple(map(sorted, list_stored(folder))) == expected
     assert take(folder).read == 0
 
 
@@ -165,12 +165,12 @@ def test_decisions_logged_during_a_reading_come_next(
     monkeypatch.setattr(module, "PAGE_ROWS", 1)
     log = open_here(**ALL)
     record(log, decision("a"), decision("b"))
-    reading = reader(tmp_path)
+    reading = open_reader(tmp_path)
     rows = iter(reading)
     first = next(rows)
     record(log, decision("c"))
-    assert parts([first, *rows]) == [("a", None), ("b", None)]
-    assert parts(read(tmp_path, reading.outcome.state)[0]) == [("c", None)]
+    assert list_parts([first, *rows]) == [("a", None), ("b", None)]
+    assert list_parts(read(tmp_path, reading.outcome.state)[0]) == [("c", None)]
 
 
 def test_decisions_another_log_is_read_from_its_beginning(tmp_path: Path) -> None:
@@ -178,11 +178,11 @@ def test_decisions_another_log_is_read_from_its_beginning(tmp_path: Path) -> Non
         with closing(open_log(url_of(tmp_path / name), **ALL)) as log:
             record(log, decision(name), *([decision("more")] if name == "old" else []))
     _, state = read(tmp_path / "old")
-    assert parts(read(tmp_path / "new", state)[0]) == [("new", None)]
+    assert list_parts(read(tmp_path / "new", state)[0]) == [("new", None)]
 
 
 def test_decisions_missing_log_gives_nothing_and_keeps_state(tmp_path: Path) -> None:
-    reading = reader(tmp_path / "nowhere", {"log": "5e", "decisions": 3, "feedback": 2})
+    reading = open_reader(tmp_path / "nowhere", {"log": "5e", "decisions": 3, "feedback": 2})
     assert list(reading) == []
     assert reading.outcome.state == {"log": "5e", "decisions": 3, "feedback": 2} and reading.outcome.notes == ()
     assert not (tmp_path / "nowhere").exists()
@@ -192,8 +192,8 @@ def test_decisions_expired_texts_are_skipped_and_noted(tmp_path: Path, open_here
     log = open_here(**ALL, keep_days=30)
     record(log, decision("old", decided_at=AT - timedelta(days=40)), decision("new"), feedback("old"))
     assert log.purge_expired_texts(AT) == 1
-    reading = reader(tmp_path)
-    assert parts(list(reading)) == [("new", None), (None, "old")]
+    reading = open_reader(tmp_path)
+    assert list_parts(list(reading)) == [("new", None), (None, "old")]
     (note,) = reading.outcome.notes
     assert note.startswith("decisions: 2 ")
 
@@ -235,5 +235,5 @@ def test_decisions_ingest_redacts_nothing_twice(tmp_path: Path, monkeypatch: pyt
     assert take(tmp_path, privacy).accepted == 2
     record(log, feedback("a", user="bob"))
     report = take(tmp_path, privacy)
-    assert (report.read, report.accepted, stored(tmp_path)[1]) == (1, 1, ["a", "a"])
+    assert (report.read, report.accepted, list_stored(tmp_path)[1]) == (1, 1, ["a", "a"])
     log.close()

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.local import LocalFileSystem
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from abstain.core.codes import Code
@@ -409,7 +409,6 @@ def test_files_s3_bucket_is_read(s3: str) -> None:
         read(f"{s3}/elsewhere")
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.binary(max_size=200) | st.just(json.dumps(row()).encode()), max_size=6).map(b"\n".join),
     st.sampled_from(files.SUFFIXES),

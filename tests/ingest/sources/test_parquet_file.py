@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from abstain.core.errors import AbstainError
@@ -94,7 +94,6 @@ UNWATCHED = patch.object(parquet_file, "_crashes_arrow", lambda file, size: Fals
 
 
 @UNWATCHED
-@settings(max_examples=100, deadline=None)
 @given(types, st.lists(st.integers(-(2**63), 2**63 - 1) | st.none(), min_size=1, max_size=4), st.booleans())
 def test_parquet_any_time_is_a_row_or_a_reason(kind: pa.DataType, moments: list[int | None], nested: bool) -> None:
     # The file holds seconds as milliseconds.
@@ -152,9 +151,9 @@ def test_parquet_page_that_names_a_text_it_has_not_is_an_error() -> None:
         list(parquet_file._iter_records(batch, batch.schema, "a.parquet", 100))
 
 
-def native(fields: dict[str, Any]) -> dict[str, Any]:
+def to_native(fields: dict[str, Any]) -> dict[str, Any]:
     """Return an object with its moments as timestamps."""
-    values = {name: native(value) if isinstance(value, dict) else value for name, value in fields.items()}
+    values = {name: to_native(value) if isinstance(value, dict) else value for name, value in fields.items()}
     return {
         name: datetime.fromisoformat(value).astimezone(UTC) if name.endswith("_at") else value
         for name, value in values.items()
@@ -162,11 +161,11 @@ def native(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 @UNWATCHED
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(interactions | thumb_rows | review_rows)
 def test_parquet_round_trip_keeps_every_row(fields: dict[str, Any]) -> None:
     try:
-        typed = native(fields)
+        typed = to_native(fields)
         table = pa.Table.from_pylist([typed])
     except (OverflowError, ValueError, pa.ArrowException):  # a moment that Python or Arrow cannot hold
         return

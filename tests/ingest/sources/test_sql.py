@@ -241,7 +241,7 @@ steps = st.lists(
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(steps, st.sampled_from([0.0, 1.0, 3.0]))
 def test_sql_every_row_is_given_when_a_reading_ends(todo: list[tuple[str, int]], late_by_days: float) -> None:
     with TemporaryDirectory() as name:

@@ -162,7 +162,7 @@ soup = st.lists(
 
 
 @pytest.mark.heavy
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(soup)
 def test_html_any_page_keeps_every_word(parts: list[str]) -> None:
     body = "".join(part.replace("{0:03}{1}", f"{at:03}") for at, part in enumerate(parts))

@@ -104,7 +104,7 @@ word = st.sampled_from(["aaa", "bbb.", "ccc"])
 
 
 @pytest.mark.heavy
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.one_of(tags, other, word), min_size=1, max_size=30).map("".join).filter(str.strip))
 def test_normalize_any_html_keeps_every_letter(body: str) -> None:
     found = "".join(chunk.text.partition("\n")[2] for chunk in chunk_document(document(body), 40, len))

@@ -1,6 +1,7 @@
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -26,22 +27,22 @@ def make_retriever(folder: Path | None = None) -> tuple[Retriever, BagOfWords]:
     return Retriever(FaissIndex(), Embeddings(encoder, folder)), encoder
 
 
-def found(retriever: Retriever, question: str, *held: str, **options: object) -> list[str]:
+def find(retriever: Retriever, question: str, *held: str, **options: object) -> list[str]:
     return [hit.chunk.chunk_id for hit in retriever.search(question, 9, held, **options)]
 
 
 def test_sync_tombstone_is_never_found() -> None:
     retriever, encoder = make_retriever()
     assert retriever.sync([*CHUNKS, DEAD]) == SyncResult(written=3, removed=0, n_entries=3)
-    assert found(retriever, "fee") == ["a#1", "a#2"]
+    assert find(retriever, "fee") == ["a#1", "a#2"]
     assert DEAD.text not in encoder.encoded
     killed = CHUNKS[0].model_copy(update={"removed_at": DEAD.removed_at})
     assert retriever.sync([killed, *CHUNKS[1:], DEAD]) == SyncResult(written=0, removed=1, n_entries=2)
-    assert found(retriever, "fee") == ["a#2"]
+    assert find(retriever, "fee") == ["a#2"]
     assert retriever.sync([*CHUNKS, DEAD.model_copy(update={"removed_at": None})]) == SyncResult(2, 0, 4)
-    assert found(retriever, "fee") == ["a#1", "a#3", "a#2"]
+    assert find(retriever, "fee") == ["a#1", "a#3", "a#2"]
     assert retriever.sync([]) == SyncResult(0, 4, 0)
-    assert found(retriever, "fee") == []
+    assert find(retriever, "fee") == []
 
 
 def test_sync_writes_changes_and_encodes_new_texts_only(tmp_path: Path) -> None:
@@ -53,8 +54,8 @@ def test_sync_writes_changes_and_encodes_new_texts_only(tmp_path: Path) -> None:
     closed = CHUNKS[0].model_copy(update={"entitlements": ("staff",)})
     assert retriever.sync([closed, *CHUNKS[1:], chunk("c#1", "rate")], {"b": "loans"}) == SyncResult(3, 0, 4)
     assert encoder.encoded[3:] == ["rate"]
-    assert found(retriever, "fee") == ["a#2", "c#1"]
-    assert found(retriever, "fee", "staff", where={"product": "loans"}) == ["b#1"]
+    assert find(retriever, "fee") == ["a#2", "c#1"]
+    assert find(retriever, "fee", "staff", where={"product": "loans"}) == ["b#1"]
     # Another process, the same folder: everything is told to its index, nothing is encoded again.
     again, encoder = make_retriever(tmp_path)
     assert again.sync([closed, *CHUNKS[1:]]) == SyncResult(3, 0, 3)
@@ -68,7 +69,7 @@ def test_sync_sends_chunks_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     many: list[Chunk] = [chunk(f"a#{n}", f"fee {n}") for n in range(5)]
     retriever.sync(many, on_progress=lambda done, total: told.append((done, total)))
     assert told == [(2, 5), (4, 5), (5, 5)]
-    assert found(retriever, "fee") == [one.chunk_id for one in many]
+    assert find(retriever, "fee") == [one.chunk_id for one in many]
 
 
 def test_sync_withdraws_rights_before_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,17 +77,13 @@ def test_sync_withdraws_rights_before_encoding(monkeypatch: pytest.MonkeyPatch) 
     retriever.sync(CHUNKS)
     closed = CHUNKS[0].model_copy(update={"entitlements": ("staff",)})
 
-    def fail(texts: object) -> None:
-        assert texts == [CHUNKS[0].text] or texts == ["rate"]
-        if texts == ["rate"]:
-            raise InterruptedError
-
-    encode = encoder.encode
-    monkeypatch.setattr(encoder, "encode", lambda texts: (fail(texts), encode(texts))[1])
+    encode = Mock(side_effect=[encoder.encode([CHUNKS[0].text]), InterruptedError])
+    monkeypatch.setattr(encoder, "encode", encode)
     with pytest.raises(InterruptedError):
         retriever.sync([chunk("0#new", "rate"), closed, CHUNKS[1]])
+    assert encode.call_args_list == [call([CHUNKS[0].text]), call(["rate"])]
     monkeypatch.undo()
-    assert found(retriever, "fee") == ["a#2"]
+    assert find(retriever, "fee") == ["a#2"]
 
 
 class Picky(FaissIndex):
@@ -104,10 +101,10 @@ def test_sync_rejected_entry_holds_up_no_revocation() -> None:
     closed = [one.model_copy(update={"entitlements": ("staff",)}) for one in CHUNKS[:2]]
     new, bad = chunk("c#1", "fee rate"), chunk("b#1", "loan", "gold")
     for _ in range(2):
-        with pytest.raises(AbstainError, match="^b#1: the vector index refuses this chunk, so nobody finds it"):
+        with pytest.raises(AbstainError, match="^b#1: "):
             retriever.sync([*closed, bad, new], {"b": "p\0q"})
-        assert found(retriever, "fee") == ["c#1"], "the right to a#1 and a#2 was withdrawn"
-        assert found(retriever, "fee", "staff", "gold") == ["a#1", "a#2", "c#1"], "b#1 is found under no right"
+        assert find(retriever, "fee") == ["c#1"], "the right to a#1 and a#2 was withdrawn"
+        assert find(retriever, "fee", "staff", "gold") == ["a#1", "a#2", "c#1"], "b#1 is found under no right"
 
 
 def test_sync_index_without_a_shared_index_does_nothing(tmp_path: Path) -> None:
@@ -124,27 +121,26 @@ def test_sync_index_forgets_removed_and_withdrawn_chunks(
     with database(postgres) as url:
         settings = Settings(home=tmp_path, index=url)
 
-        def asked() -> list[str]:
-            """What a process finds that does not sync."""
+        def find_fee() -> list[str]:
             with closing(open_index(url, encoder)) as index:
-                return found(Retriever(index, Embeddings(encoder)), "fee")
+                return find(Retriever(index, Embeddings(encoder)), "fee")
 
         assert sync_index(CHUNKS, {"a": "cards"}, settings) == SyncResult(3, 0, 3)
-        assert asked() == ["a#1", "a#2"]
+        assert find_fee() == ["a#1", "a#2"]
         closed = CHUNKS[0].model_copy(update={"entitlements": ("staff",)})
         assert sync_index([closed, *CHUNKS[1:]], {"a": "cards"}, settings) == SyncResult(1, 0, 3)
-        assert asked() == ["a#2"]
+        assert find_fee() == ["a#2"]
         dead = [one.model_copy(update={"removed_at": DEAD.removed_at}) for one in CHUNKS]
         assert sync_index(dead, {}, settings) == SyncResult(0, 3, 0)
-        assert asked() == []
+        assert find_fee() == []
 
 
 def test_search_max_gap_ignores_unreadable_hits() -> None:
     retriever, _ = make_retriever()
     retriever.sync(CHUNKS)
-    assert found(retriever, "fee", "staff") == ["a#1", "a#2", "b#1"]
-    assert found(retriever, "fee", "staff", max_gap=0.5) == ["a#1", "a#2"]
-    assert found(retriever, "loan", max_gap=0.5) == ["a#1", "a#2"]  # what may not be read does not raise the bar
+    assert find(retriever, "fee", "staff") == ["a#1", "a#2", "b#1"]
+    assert find(retriever, "fee", "staff", max_gap=0.5) == ["a#1", "a#2"]
+    assert find(retriever, "loan", max_gap=0.5) == ["a#1", "a#2"]  # what may not be read does not raise the bar
 
 
 def test_search_question_without_known_words_scores_zero() -> None:

@@ -249,26 +249,12 @@ class ExportRows:
         key = retrievals.join.evaluate(record) if retrievals else None
         if key is not None:
             contexts = [*contexts, *self._contexts_by_key.get(str(key), ())]
-        names = ("model", "product", "line_of_business", "group")
-        return _drop_missing(
-            {
-                "interaction_id": _to_text(self._mapping.interaction_id.evaluate(record)),
-                "asked_at": answers.asked_at.evaluate(record),
-                "question": answers.question.evaluate(record),
-                "answer": answers.answer.evaluate(record),
-                "contexts": [_to_context(context) for context in contexts],
-                **{
-                    name: _to_text(path.evaluate(record))
-                    for name in names
-                    if (path := getattr(answers, name)) is not None
-                },
-                **{
-                    name: _drop_missing_scores(path.evaluate(record))
-                    for name in WRITER_FIELDS
-                    if (path := getattr(answers, name)) is not None
-                },
-            }
-        )
+        names = [name for name in AnswerPaths.model_fields if name not in ("where", "contexts")]
+        values = {name: _evaluate_first(record, getattr(answers, name)) for name in names}
+        values |= {name: _to_text(values[name]) for name in ("model", "product", "line_of_business", "group")}
+        values |= {name: _drop_missing_scores(values[name]) for name in WRITER_FIELDS}
+        interaction_id = _to_text(self._mapping.interaction_id.evaluate(record))
+        return _drop_missing({**values, "interaction_id": interaction_id, "contexts": list(map(_to_context, contexts))})
 
     def _map_thumb(self, score: Score) -> str | None:
         thumbs = self._mapping.thumbs
@@ -276,10 +262,8 @@ class ExportRows:
 
     def _build_thumb(self, score: Score, thumb: str) -> JsonObject:
         thumbs, defaults, record = cast(ThumbScores, self._mapping.thumbs), self._format, score.source_record
-        user, score_id = (
-            _to_text(_evaluate_first(record, thumbs.user, defaults.user)),
-            _evaluate_first(record, defaults.id),
-        )
+        user, score_id = _evaluate_first(record, thumbs.user, defaults.user), _evaluate_first(record, defaults.id)
+        user = _to_text(user)
         comment = _evaluate_first(record, thumbs.comment, defaults.comment)
         return _drop_missing(
             {

@@ -94,8 +94,7 @@ class ExportSource(SourceModel):
         ignored: list[str] = []
         for storage in map(Storage, self.urls):
             listing = storage.list()
-            export_files = [file for file in listing.files if file.name.lower().endswith(SUFFIXES)]
-            other_names = [file.name for file in listing.files if not file.name.lower().endswith(SUFFIXES)]
+            export_files, other_names = listing.split(SUFFIXES)
             if (not export_files and not self.scheduled) or (other_names and not listing.is_folder):
                 raise AbstainError(Code.WRONG_FORMAT, f"{storage.url}: no export to read: {_KINDS}")
             files += [(storage, file) for file in export_files]

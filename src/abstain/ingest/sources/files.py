@@ -75,8 +75,7 @@ class FileSource(SourceModel):
         """
         storage = Storage(self.url)
         listing = storage.list()
-        files = [file for file in listing.files if file.name.lower().endswith(SUFFIXES)]
-        ignored = tuple(file.name for file in listing.files if not file.name.lower().endswith(SUFFIXES))
+        files, ignored = listing.split(SUFFIXES)
         if listing.is_folder and not files and not self.scheduled:
             raise AbstainError(Code.NO_ROWS, f"{storage.url}: this folder holds no file to read: {_KINDS}")
         if not listing.is_folder and ignored:
