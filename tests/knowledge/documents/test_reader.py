@@ -37,7 +37,7 @@ def test_parse_document_page_equals_markdown() -> None:
     extra = '<META NAME=Product CONTENT=cards><meta name="entitlements" content=" premium, ,staff ,premium">'
     html = page("<h1>Fees</h1><p>None.</p>", HEAD + extra)
     assert parse_document(html, "gold.HTML") == parse_document(markdown, "gold.md")
-    assert parse_document(html, "gold", "html") == parse_document(html.encode(), "gold.htm")
+    assert parse_document(html.encode(), "gold.htm") == parse_document(markdown, "gold.md")
 
 
 def test_parse_document_nul_becomes_a_replacement_character() -> None:

@@ -29,31 +29,14 @@ LARGE = "word " * (MAX_HEADING // 5 + 1)
             "Fees\n====\n\n#### Deep\n\nd\n\n## Less  deep\n\nl\n",
             [("Gold Card > Fees > Deep", "d"), ("Gold Card > Fees > Less deep", "l")],
         ),
+        ("# Fees\n\na\n\n# Fees\n\nb\n", [("Gold Card > Fees", "a"), ("Gold Card > Fees", "b")]),
         (IN_BLOCKS, [("Gold Card", IN_BLOCKS)]),
         (f"# Fees\n\na\n\n## {LARGE}\n\nb", [("Gold Card > Fees", f"a\n\n## {LARGE}\n\nb")]),
     ],
-    ids=["subsections", "empty", "blank", "skipped level", "inside a block", "long heading"],
+    ids=["subsections", "empty", "blank", "skipped level", "repeated", "inside a block", "long heading"],
 )
 def test_split_sections_paths_and_bodies(body: str, sections: list[tuple[str, str]]) -> None:
     assert [(" > ".join(one.path), one.body.strip()) for one in split_sections(document(body))] == sections
-
-
-def test_split_sections_repeated_headings_are_sections() -> None:
-    first, second = split_sections(document("# Fees\n\na\n\n# Fees\n\nb\n"))
-    assert first.path == second.path == ("Gold Card", "Fees")
-    assert first.content_hash != second.content_hash
-
-
-def test_section_hash_is_of_path_and_body_alone() -> None:
-    (one,) = split_sections(document("# Fees\n\na"))
-    (same,) = split_sections(
-        document("# Fees\n\na", doc_id="silver", updated_at="2026-09-01T00:00:00Z", entitlements=("x",))
-    )
-    assert one.content_hash == same.content_hash
-    others = [document("# Fees\n\nb"), document("# Fee\n\na"), document("# Fees\n\na", title="Gold")]
-    assert (
-        len({one.content_hash, *(section.content_hash for other in others for section in split_sections(other))}) == 4
-    )
 
 
 lines = st.sampled_from(
