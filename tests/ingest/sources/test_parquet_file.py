@@ -28,7 +28,6 @@ OWN = {
     "answer": ["None."],
     "model": ["m@1"],
 }
-CONTEXT = [{"chunk_id": "a#1", "text": "x"}]
 
 
 def read(table: dict[str, Any] | pa.Table) -> list[ParsedRow]:

@@ -15,10 +15,6 @@ from abstain.knowledge.documents.tokens import make_token_counter
 from tests.knowledge.builders import document
 
 
-def words(text: str) -> int:
-    return len(text.split())
-
-
 def chunks(body: str, budget: int = 600, size: Callable[[str], int] = len) -> list[tuple[str, str]]:
     """Kind and text of each chunk, without the line of its section path."""
     return [(chunk.kind, chunk.text.partition("\n")[2]) for chunk in chunk_document(document(body), budget, size)]
@@ -82,7 +78,10 @@ def test_chunk_document_cuts_between_words_or_lines(body: str, expected: list[st
 
 def test_chunk_document_long_path_leaves_half_the_budget() -> None:
     body = "# " + "Fees and other charges " * 3 + "\n\none two three four five six seven eight"
-    assert [text for _, text in chunks(body, 10, words)] == ["one two three four five", "six seven eight"]
+    assert [text for _, text in chunks(body, 10, lambda text: len(text.split()))] == [
+        "one two three four five",
+        "six seven eight",
+    ]
 
 
 def test_chunk_document_long_heading_is_text() -> None:

@@ -150,7 +150,6 @@ def test_search_equal_scores_are_in_order_of_ids(index: VectorIndex) -> None:
 rights = st.lists(st.sampled_from(RIGHTS), max_size=3, unique=True)
 texts = st.lists(st.sampled_from(VOCABULARY), min_size=1, max_size=4).map(" ".join)
 some_chunks = st.lists(st.tuples(texts, rights, st.sampled_from([None, "cards", "loans"])), max_size=25)
-narrowed = st.dictionaries(st.just("product"), st.sampled_from(["cards", "loans"]), max_size=1)
 
 
 Search = tuple[str, list[str], int, dict[str, str]]
