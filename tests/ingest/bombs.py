@@ -4,8 +4,6 @@ Prints as JSON, for each file, the reason for its refusal (None: it was read), t
 second one has the state of the first, as the hourly one has.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import resource
@@ -104,25 +102,16 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (PROCESSOR, PROCESSOR))
     lenient = PARAMS.model_copy(update={"max_failed_fraction": 1.0})
     privacy = Privacy.from_params(load_params(Path("params.yaml")).privacy, Settings(home=folder / "home"))
-    counts = []
+    inbox, counts = FileSource(name="inbox", url=str(folder / "inbox")), []
     for _ in range(2):
-        report = ingest(
-            [FileSource(name="inbox", url=str(folder / "inbox"))],
-            folder / "data",
-            lenient,
-            NOW,
-            privacy=privacy,
-            incremental=True,
-            validate=validate,
-        )
+        report = ingest([inbox], folder / "data", lenient, NOW, privacy=privacy, incremental=True, validate=validate)
         counts.append({"read": report.read, "accepted": report.accepted, "refused": report.quarantined})
     reasons: dict[str, list[str]] = {path.name: [] for path in sorted((folder / "inbox").iterdir())}
     quarantine = Quarantine(folder / "data")
     for path in quarantine.list_paths():
         for refused in quarantine.iter_rows(path):
             reasons[refused.source].append(" | ".join(reason.message_with_code for reason in refused.reasons))
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    print(json.dumps({"reasons": reasons, "counts": counts, "peak": used.ru_maxrss * 1024, "seconds": used.ru_utime}))
+    print(json.dumps({"reasons": reasons, "counts": counts}))
 
 
 if __name__ == "__main__":

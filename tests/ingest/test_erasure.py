@@ -1,8 +1,8 @@
 import hashlib
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +16,6 @@ from abstain.data.validation.runner import ValidationResult
 from abstain.ingest.erasure import count_erased_answers, erase_rows
 from abstain.ingest.parsing import make_reason
 from abstain.ingest.pipeline.run import ingest
-from abstain.ingest.privacy.policy import Privacy
 from abstain.ingest.quarantine import Quarantine
 from abstain.ingest.report import IngestReport
 from abstain.ingest.sources.files import make_explicit_sources
@@ -25,8 +24,8 @@ from tests.data.builders import NOW, PARAMS, accept_all, alone, bytes_of, intera
 LENIENT = PARAMS.model_copy(update={"max_failed_fraction": 1.0})
 
 
-def take(data: Path, file: Path) -> IngestReport:
-    return ingest(make_explicit_sources([str(file)]), data, LENIENT, NOW, validate=accept_all)
+def take(data: Path, file: Path, validate: Any = accept_all) -> IngestReport:
+    return ingest(make_explicit_sources([str(file)]), data, LENIENT, NOW, validate=validate)
 
 
 @pytest.fixture
@@ -42,121 +41,76 @@ def file(tmp_path: Path) -> Path:
     )
 
 
-OF_ANN = [
-    '{"interaction_id": "a", "thumb": "up", "given_at": "x", "user": ["ann"]}',
-    '{"thumb": {"user": {"id": "ann"}, "comment": "as Ann said"}}',
-    '{"user_id": "ann", "coment": "as Ann said"}',
-    '{"User": " ann ", "note": "as Ann said"}',
-    '{"ＵＳＥＲ": "ann", "note": "as Ann said"}',
-    '{"question": 1, "thumb": {"given_at": "x", "thumb": "up", "user": "ann", "comment": "as Ann said"}}',
-    '{"payload": "{\\"user\\": \\"ann\\", \\"text\\": \\"as Ann said\\"}"}',
-    '[{"user": "ann", "comment": "as Ann said"}]',
-    '{"user": "ann", "user": "bob", "comment": "as Ann said"}',
-    '{"user": "ann", "comment": "as Ann sa',
-]
-"""Lines of Ann that break their contract."""
+@pytest.fixture
+def data(tmp_path: Path, file: Path) -> Path:
+    report = take(tmp_path / "data", file)
+    assert (report.accepted, report.pending, report.quarantined) == (3, 2, 1)
+    return tmp_path / "data"
 
 
-@pytest.mark.parametrize("pseudonym", ["ann", "u-5eed"])
-def test_of_a_row_that_breaks_its_contract_nothing_is_kept(tmp_path: Path, pseudonym: str) -> None:
-    data, file = tmp_path / "data", tmp_path / "a.jsonl"
-    file.write_text("\n".join(OF_ANN))
-    privacy = (
-        Privacy(replace_user=lambda name: "u-5eed" if name.strip() == "ann" else name) if pseudonym != "ann" else None
-    )
-    report = ingest(make_explicit_sources([str(file)]), data, LENIENT, NOW, privacy=privacy, validate=accept_all)
-    assert report.quarantined == len(OF_ANN)
-    assert not re.search(r"\bann\b|Ann|5eed", everything(data))
-    assert [row.raw for path in Quarantine(data).list_paths() for row in Quarantine(data).iter_rows(path)] == [
-        None
-    ] * len(OF_ANN)
-
-
-def test_refused_rows_of_a_removed_interaction_go_with_it(tmp_path: Path, file: Path) -> None:
-    data, lines = tmp_path / "data", tmp_path / "b.jsonl"
-    take(data, file)
+def test_erase_rows_with_interactions_takes_quarantined_rows(tmp_path: Path, data: Path) -> None:
+    lines = tmp_path / "b.jsonl"
     write_lines(lines, row("i-1", answer="as Ann said"))  # another answer than is known
-    assert take(data, lines).quarantined == 1 and "as Ann said" in everything(data)
+    assert take(data, lines).quarantined == 1 and "as Ann said" in read_all(data)
     assert erase_rows(DataStore(data), "ann", "ann", with_interactions=True)["quarantine"] == 2
     write_lines(lines, row(" i-1", answer="as Ann said, too"))
-    assert take(data, lines).quarantined == 1 and "as Ann said" not in everything(data)
+    assert take(data, lines).quarantined == 1 and "as Ann said" not in read_all(data)
 
 
-def test_a_valid_row_that_waits_is_kept_without_the_thumb_of_an_erased_user(tmp_path: Path, file: Path) -> None:
-    data = tmp_path / "data"
-    take(data, file)
+def test_ingest_quarantined_row_loses_thumb_of_an_erased_user(tmp_path: Path, data: Path) -> None:
     erase_rows(DataStore(data), "ann", "ann")
-    waits = row("i-7", thumb=thumb(user="ann", comment="as Ann said"))
-    late, digest = write_lines(tmp_path / "late.jsonl", waits), hashlib.sha256(json.dumps(waits).encode()).hexdigest()
+    text = json.dumps(row("i-7", thumb=thumb(user="ann", comment="as Ann said")))
+    late = write_lines(tmp_path / "late.jsonl", text)
 
     def refuse_all(rows: ValidatedRows, *_: object) -> ValidationResult:
-        refused = {line.key: (make_reason("question", "too long"),) for line in rows.interactions}
-        return replace(accept_all(rows, *_), reasons=refused)
+        reasons = {line.key: (make_reason("question", "too long"),) for line in rows.interactions}
+        return replace(accept_all(rows, *_), reasons=reasons)
 
-    assert ingest(make_explicit_sources([str(late)]), data, LENIENT, NOW, validate=refuse_all).quarantined == 1
+    assert take(data, late, refuse_all).quarantined == 1
     (kept,) = (one for path in Quarantine(data).list_paths() for one in Quarantine(data).iter_rows(path))
-    assert list(kept.reparse().iter_contents()) == [interaction("i-7")] and "as Ann said" not in everything(data)
-    assert kept.digest == digest and kept.size == len(json.dumps(waits))
+    assert list(kept.reparse().iter_contents()) == [interaction("i-7")] and "as Ann said" not in read_all(data)
+    assert (kept.digest, kept.size) == (hashlib.sha256(text.encode()).hexdigest(), len(text))
 
 
-def everything(data: Path) -> str:
+def read_all(data: Path) -> str:
     return "".join(content.decode() for content in bytes_of(data).values())
 
 
-def test_a_users_rows_go_wherever_they_lie_and_do_not_come_back(tmp_path: Path, file: Path) -> None:
-    data = tmp_path / "data"
-    report = take(data, file)
-    assert (report.accepted, report.pending, report.quarantined) == (3, 2, 1)
+def test_erase_rows_everywhere_and_they_stay_out(data: Path, file: Path) -> None:
     assert erase_rows(DataStore(data), "ann", "ann") == {"feedback": 2, "quarantine": 1}
     store = DataStore(data)
     assert [found.user for found in store.iter_rows(Thumb)] == ["bob", None]
     assert [len(list(read_lines(path))) for path in store.list_pending_files().values()] == [1]
     assert (len(list(store.iter_rows(Interaction))), len(list(store.iter_rows(Review)))) == (3, 1)
     assert Quarantine(data).list_paths() == []
-    assert everything(data).count("ann") == 1, "that she is to be kept out, and nothing else"
+    assert read_all(data).count("ann") == 1, "that she is to be kept out, and nothing else"
     again = take(data, file)
     assert (again.accepted, again.duplicate, again.pending, again.quarantined) == (0, 4, 0, 2)
-    assert everything(data).count("ann") == 1
-    assert "2 x A106 user: erasure was requested, so the row was not kept" in again.to_markdown()
+    assert read_all(data).count("ann") == 1
+    assert "2 x A106 user: " in again.to_markdown()
 
 
-def test_with_the_interactions_they_rated(tmp_path: Path, file: Path) -> None:
-    data = tmp_path / "data"
-    take(data, file)
-    assert erase_rows(DataStore(data), "ann", "ann", with_interactions=True) == {
-        "feedback": 2,
-        "interactions": 1,
-        "reviews": 1,
-        "quarantine": 1,
-    }
+def test_erase_rows_with_the_rated_interactions(tmp_path: Path, data: Path, file: Path) -> None:
+    counts = {"feedback": 2, "interactions": 1, "reviews": 1, "quarantine": 1}
+    assert erase_rows(DataStore(data), "ann", "ann", with_interactions=True) == counts
+    assert take(data, file).accepted == 0
     assert [found.interaction_id for found in DataStore(data).iter_rows(Interaction)] == ["i-2", "i-3"]
-    again = take(data, file)
-    assert again.accepted == 0
-    assert [found.interaction_id for found in DataStore(data).iter_rows(Interaction)] == ["i-2", "i-3"]
-    late = write_lines(
-        tmp_path / "late.jsonl", row("i-1"), alone(verdict(ideal_answer="as Ann said"), "i-1"), alone(thumb(), "i-1")
-    )
-    report = take(data, late)
+    feedback = alone(verdict(ideal_answer="as Ann said"), "i-1"), alone(thumb(), "i-1")
+    report = take(data, write_lines(tmp_path / "late.jsonl", row("i-1"), *feedback))
     assert (report.accepted, report.quarantined, report.pending) == (0, 3, 0)
-    assert "as Ann said" not in everything(data)
+    assert "as Ann said" not in read_all(data)
 
 
-def test_the_id_itself_is_kept_nowhere(tmp_path: Path, file: Path) -> None:
-    data = tmp_path / "data"
-    take(data, file)
+def test_erase_rows_keeps_the_pseudonym_only(data: Path) -> None:
     erase_rows(DataStore(data), "ann", "u-5eed")
-    assert "ann" not in everything(data).replace("Ann", "")
+    assert "ann" not in read_all(data).replace("Ann", "")
     assert DataStore(data).read_erased_users().users == ("u-5eed",)
-    assert erase_rows(DataStore(data), "ann", "u-5eed") == {"feedback": 0, "quarantine": 0}, (
-        "asked again: which versions?"
-    )
+    assert erase_rows(DataStore(data), "ann", "u-5eed") == {"feedback": 0, "quarantine": 0}, "asked again"
 
 
-def test_a_user_of_no_row_changes_nothing(tmp_path: Path, file: Path) -> None:
-    data = tmp_path / "data"
-    take(data, file)
+def test_erase_rows_user_of_no_row_changes_nothing(data: Path) -> None:
     before = bytes_of(data)
-    with pytest.raises(AbstainError, match="no row carries the user 'carol': nothing was removed"):
+    with pytest.raises(AbstainError, match="'carol'"):
         erase_rows(DataStore(data), "carol", "u-c")
     assert bytes_of(data) == before
 
@@ -171,7 +125,7 @@ def test_a_user_of_no_row_changes_nothing(tmp_path: Path, file: Path) -> None:
         ({"i-2": False, "i-3": True, "i-4": True}, None),  # an answer has come
     ],
 )
-def test_a_hold_out_may_lack_what_was_erased_and_nothing_else(now: dict[str, bool], expected: int | None) -> None:
+def test_count_erased_answers_none_if_anything_else_changed(now: dict[str, bool], expected: int | None) -> None:
     before = {"i-1": True, "i-2": False, "i-3": True}
     forgotten = ErasedUsers(
         interactions=(make_interaction_identity("i-1").hex(), make_interaction_identity("i-2").hex())

@@ -1,32 +1,30 @@
 import json
+import operator
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from abstain.core.contracts import ImportedInteraction, Interaction, Review, Row, Thumb
+from abstain.core.contracts import ImportedInteraction, Review, Row, Thumb
 from abstain.ingest.parsing import ParsedRow, parse_line, parse_object, read_document, reparse
 from tests.data.builders import alone, feedback, interaction, markdown, review, row, thumb, verdict
 
+HEAD = '<title>A</title><meta name="doc_id" content="a"><meta name="updated_at" content="2026-08-01T00:00:00Z">'
 
-def parsed(line: Any) -> ParsedRow:
+
+def parse(line: Any) -> ParsedRow:
     return parse_line(line if isinstance(line, bytes) else json.dumps(line).encode(), "a.jsonl", 7)
 
 
-def test_the_three_kinds_of_object_are_told_apart_by_their_fields() -> None:
-    joined = parsed(row(thumb=thumb(), review=verdict()))
+def test_parse_line_detects_the_contract_by_its_fields() -> None:
+    joined = parse(row(thumb=thumb(), review=verdict()))
     assert (joined.source, joined.line, joined.reasons) == ("a.jsonl", 7, ())
-    assert joined.interaction == interaction()
-    assert joined.thumb == feedback()
-    assert joined.review == review()
-    assert list(parsed(alone(thumb())).iter_contents()) == [feedback()]
-    assert list(parsed(alone(verdict())).iter_contents()) == [review()]
-
-
-def test_a_thumb_that_speaks_of_a_question_is_a_thumb() -> None:
-    found = parsed({"interaction_id": "i-1", **thumb(comment='he asked: "question"', user="question")})
-    assert found.thumb is not None and found.thumb.user == "question"
+    assert list(joined.iter_contents()) == [interaction(), feedback(), review()]
+    assert list(parse(alone(thumb())).iter_contents()) == [feedback()]
+    assert list(parse(alone(verdict())).iter_contents()) == [review()]
+    found = parse({"interaction_id": "i-1", **thumb(comment='he asked: "question"', user="question")})
+    assert found.thumb.user == "question"
 
 
 WHOLE, TWICE = json.dumps(row()), "this key comes twice in one object"
@@ -35,11 +33,11 @@ WHOLE, TWICE = json.dumps(row()), "this key comes twice in one object"
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        (b'{"interaction_id": "i', "line: invalid JSON: EOF while parsing"),
+        (b'{"interaction_id": "i', "line: invalid JSON: "),
         (b"not json", "line: invalid JSON: "),
         (b'{"interaction_id": "\xff"}', "line: not valid UTF-8 (byte 21 is 0xff)"),
         (b"[1, 2]", "row: "),
-        (b"[" * 5000, "line: invalid JSON: recursion limit"),
+        (b"[" * 5000, "line: invalid JSON: "),
         (b'{"interaction_id": "\\ud800"}', "line: invalid JSON: "),
         (row(question=7), "question: input should be a valid string"),
         (row(answer=" "), "answer: only white space"),
@@ -51,14 +49,11 @@ WHOLE, TWICE = json.dumps(row()), "this key comes twice in one object"
         (row(asked_at="2026-09-01T12:00:00"), "asked_at: value error, timestamp without a time zone"),
         (row(asked_at="0001-01-01T00:00:00+14:00"), "line: a timestamp lies outside the years 1 to 9999"),
         (row(contexts=[{"chunk_id": "a#1"}]), "contexts.0.text: this field is missing"),
-        (row(contexts=[{"chunk_id": "a#1", "txt": "x", "text": "y"}]), "contexts.0.txt: unknown field, did you mean"),
+        (row(contexts=[{"chunk_id": "a#1", "txt": "x", "text": "y"}]), "contexts.0.txt: unknown field"),
         (row(thumb=thumb("sideways")), "thumb.thumb: input should be 'up' or 'down'"),
         (row(thumb=thumb(user_id="u")), "thumb.user_id: unknown field, did you mean 'user'?"),
         (row(review=verdict(correct="yes")), "review.correct: input should be a valid boolean"),
-        (
-            row(review=verdict(inclusion_probability=0)),
-            "review.inclusion_probability: input should be greater than or equal to 0.000001",
-        ),
+        (row(review=verdict(inclusion_probability=0)), "review.inclusion_probability: input should be greater than"),
         (row(given_at="2026-09-01T12:00:00Z"), "given_at: unknown field, known fields: interaction_id, asked_at"),
         (alone(thumb("sideways")), "thumb: input should be 'up' or 'down'"),
         ({"interaction_id": "i-1", "thumb": "up"}, "given_at: this field is missing"),
@@ -75,118 +70,85 @@ WHOLE, TWICE = json.dumps(row()), "this key comes twice in one object"
         (json.dumps(alone(verdict(True)))[:-1].encode() + b', "correct": false}', f"correct: {TWICE}"),
     ],
 )
-def test_what_is_no_row_has_reasons_that_name_the_field(line: Any, reason: str) -> None:
-    found = parsed(line)
+def test_parse_line_reasons_name_the_field(line: Any, reason: str) -> None:
+    found = parse(line)
     assert list(found.iter_contents()) == []
     reasons = list(map(str, found.reasons))
     assert any(one.startswith(reason) for one in reasons) and "\n" not in "".join(reasons), reasons
 
 
-def test_all_reasons_are_kept() -> None:
-    reasons = parsed(row(question=7, model=None, extra=1)).reasons
+def test_parse_line_keeps_all_reasons() -> None:
+    reasons = parse(row(question=7, model=None, extra=1)).reasons
     assert {reason.field for reason in reasons} == {"question", "model", "extra"}
 
 
-def test_the_parts_of_a_joined_row_are_what_their_own_contracts_would_make_of_them() -> None:
-    found = parsed(row(contexts=[{"chunk_id": "a#1", "text": " x "}], thumb=thumb(user=" u "), review=verdict()))
-    for part in found.iter_contents():
-        again = type(part).model_validate_json(part.to_json_line(), strict=True)
-        assert again == part
-        assert again.to_json_line() == part.to_json_line()
-        assert hash(again) == hash(part)
-
-
-def test_an_object_is_read_from_its_raw_text_again() -> None:
+def test_parse_object_is_reparsed_from_its_raw_text() -> None:
     good = parse_object(row(thumb=thumb()), "db/interactions", 3)
     bad = parse_object({**row(), "answer": "caf\udce9"}, "db/interactions", 4)
-    assert good.interaction == interaction()
-    assert reparse(good.raw, good.source, good.line) == good
-    assert str(bad.reasons[0]).startswith("line: not valid UTF-8 (byte ")
-    assert b"caf\xe9" in bad.raw
-    assert reparse(bad.raw, bad.source, bad.line) == bad
+    half = parse_object({**row(), "answer": "\ud800"}, "a", 1)
+    assert good.interaction == interaction() and b"caf\xe9" in bad.raw
+    for found in (good, bad, half):
+        assert reparse(found.raw, found.source, found.line) == found
+    assert all(str(found.reasons[0]).startswith("line: not valid UTF-8 (byte ") for found in (bad, half))
 
 
-def test_a_lone_surrogate_is_refused_and_not_an_error() -> None:
-    (reason,) = parse_object({**row(), "answer": "\ud800"}, "a", 1).reasons
-    assert str(reason).startswith("line: not valid UTF-8")
-
-
-def test_a_document_is_told_by_the_name_of_its_source() -> None:
+def test_reparse_detects_a_document_by_the_name_of_its_source() -> None:
     found = read_document(markdown().encode(), "deep/fees.md")
-    assert found.document is not None and found.document.doc_id == "fees"
-    assert reparse(found.raw, found.source, 1) == found
-    page = b'<html><head><title>Fees</title><meta name="doc_id" content="fees"><meta name="updated_at" '
-    page += b'content="2026-08-01T00:00:00Z"></head><body><h1>Card</h1><p>There is no fee.</p></body></html>'
+    assert found.document.doc_id == "fees" and reparse(found.raw, found.source, 1) == found
+    page = f"{HEAD}<h1>Card</h1><p>There is no fee.</p>".encode()
     for name in ("fees.html", "FEES.HTM"):
         found = reparse(page, name, 1)
-        assert found.is_document
-        assert found.document is not None and "There is no fee." in found.document.body
+        assert found.is_document and "There is no fee." in found.document.body
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
         (b"no front matter", "no front matter"),
-        (markdown(doc_id="../fees").encode(), "doc_id: '../fees' cannot name a file"),
-        (markdown(updated_at="2026-13-45").encode(), "front matter"),
-        (markdown(updated_at="!!bool x").encode(), "front matter"),
+        (markdown(doc_id="../fees").encode(), "doc_id: '../fees'"),
         (markdown(updated_at="2026-01-01").encode(), "front matter"),
         (markdown().encode() + b"\xff", "not valid UTF-8"),
     ],
 )
-def test_a_document_that_is_refused_is_still_a_document(content: bytes, reason: str) -> None:
+def test_read_document_rejected_is_still_a_document(content: bytes, reason: str) -> None:
     found = read_document(content, "bad.md")
     assert found.is_document and found.document is None
     assert reason in str(found.reasons[0]) and "bad.md" not in str(found.reasons[0])
 
 
-words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).map(str.strip).filter(bool)
 moments = st.datetimes(timezones=st.timezones()).map(lambda at: at.isoformat())
 
 
-def optional(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    return st.none() | strategy
+words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).map(str.strip).filter(bool)
+optional = st.none() | words
 
 
 thumbs = st.fixed_dictionaries(
     {"given_at": moments, "thumb": st.sampled_from(["up", "down"])},
-    optional={"user": optional(words), "comment": optional(words)},
+    optional={"user": optional, "comment": optional},
 )
 reviews = st.fixed_dictionaries(
     {"reviewed_at": moments, "reviewer": words} | dict.fromkeys(("complete", "correct", "truthful"), st.booleans()),
-    optional={
-        "ideal_answer": optional(words),
-        "inclusion_probability": optional(st.floats(0, 1, exclude_min=True)),
-    },
+    optional={"ideal_answer": optional, "inclusion_probability": st.none() | st.floats(0, 1, exclude_min=True)},
 )
+contexts = st.lists(st.fixed_dictionaries({"chunk_id": words, "text": words}), max_size=2)
 interactions = st.fixed_dictionaries(
-    {
-        "interaction_id": words,
-        "asked_at": moments,
-        "question": words,
-        "answer": words,
-        "contexts": st.lists(st.fixed_dictionaries({"chunk_id": words, "text": words}), max_size=2),
-        "model": words,
-    },
-    optional={
-        "product": optional(words),
-        "group": optional(words),
-        "thumb": optional(thumbs),
-        "review": optional(reviews),
-    },
+    dict.fromkeys(("interaction_id", "question", "answer", "model"), words)
+    | {"asked_at": moments, "contexts": contexts},
+    optional={"product": optional, "group": optional, "thumb": st.none() | thumbs, "review": st.none() | reviews},
 )
 with_key = st.fixed_dictionaries({"interaction_id": words})
+thumb_rows, review_rows = (st.builds(operator.or_, with_key, feedback) for feedback in (thumbs, reviews))
 objects = st.one_of(
-    interactions.map(lambda one: (ImportedInteraction, one)),
-    st.builds(lambda key, one: (Thumb, key | one), with_key, thumbs),
-    st.builds(lambda key, one: (Review, key | one), with_key, reviews),
+    st.tuples(st.just(contract), rows)
+    for contract, rows in ((ImportedInteraction, interactions), (Thumb, thumb_rows), (Review, review_rows))
 )
 
 
 @pytest.mark.heavy
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(objects, st.booleans())
-def test_what_is_printed_is_what_is_read(one: tuple[type[Row], dict[str, Any]], escaped: bool) -> None:
+def test_parse_line_printed_row_is_the_row_read(one: tuple[type[Row], dict[str, Any]], escaped: bool) -> None:
     contract, fields = one
     try:
         expected = contract.model_validate_json(json.dumps(fields), strict=True)
@@ -194,15 +156,12 @@ def test_what_is_printed_is_what_is_read(one: tuple[type[Row], dict[str, Any]], 
         assert parse_object(fields, "a", 1).reasons
         return
     found = parse_line(json.dumps(fields, ensure_ascii=escaped).encode(), "a", 1)
-    if isinstance(expected, ImportedInteraction):
-        split = [part for part in expected.to_rows() if part is not None]
-        assert list(found.iter_contents()) == split
-        assert isinstance(split[0], Interaction)
-    else:
-        assert list(found.iter_contents()) == [expected]
+    parts = expected.to_rows() if contract is ImportedInteraction else (expected,)
+    assert list(found.iter_contents()) == [part for part in parts if part is not None]
     for part in found.iter_contents():
         (again,) = parse_line(part.to_json_line().encode(), "a", 1).iter_contents()
-        assert again == part and again.to_json_line() == part.to_json_line()
+        assert again == part and again.to_json_line() == part.to_json_line() and hash(again) == hash(part)
+        assert type(part).model_validate_json(part.to_json_line(), strict=True) == part
 
 
 damaged = objects.flatmap(
@@ -218,35 +177,32 @@ loose = st.dictionaries(
 
 
 @pytest.mark.heavy
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.binary() | damaged | loose)
-def test_any_bytes_are_one_row_with_contents_or_with_reasons(line: bytes) -> None:
+def test_parse_line_any_bytes_have_contents_or_reasons(line: bytes) -> None:
     found = parse_line(line, "a", 1)
     assert bool(found.reasons) != bool(list(found.iter_contents()))
     assert found.raw == line
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.binary() | st.text().map(lambda text: markdown(body=text).encode("utf-8", "surrogatepass")),
     st.sampled_from(["a.md", "a.html"]),
 )
-def test_any_bytes_are_one_document_or_reasons(content: bytes, name: str) -> None:
+def test_read_document_any_bytes_are_a_document_or_reasons(content: bytes, name: str) -> None:
     found = read_document(content, name)
     assert bool(found.reasons) != (found.document is not None)
 
 
 @pytest.mark.parametrize("name", ["title", "product", "entitlements"])
 @pytest.mark.parametrize("control", ["\\0", "\\x1b", "\\x9b"])
-def test_a_document_with_a_control_character_in_a_field_is_refused(name: str, control: str) -> None:
+def test_read_document_control_character_in_a_field_is_rejected(name: str, control: str) -> None:
     value = f'["a{control}b"]' if name == "entitlements" else f'"a{control}b"'
     fields = {"doc_id": "a", "title": "A", "updated_at": "2026-08-01T00:00:00Z", name: value}
     front = "".join(f"{key}: {field}\n" for key, field in fields.items())
     found = read_document(f"---\n{front}---\n# A\n\nx\n".encode(), "a.md")
-    assert found.document is None and str(found.reasons[0]).startswith(f"{name}: holds the control character U+00")
+    assert found.document is None and str(found.reasons[0]).startswith(f"{name}: ") and "U+00" in str(found.reasons[0])
 
 
-def test_no_document_holds_a_nul() -> None:
-    head = '<title>A</title><meta name="doc_id" content="a"><meta name="updated_at" content="2026-08-01T00:00:00Z">'
-    page = read_document(f"{head}<p>a\0b&#0;c</p>".encode(), "a.html").document
-    assert page is not None and "\0" not in page.body
+def test_read_document_holds_no_nul() -> None:
+    assert "\0" not in read_document(f"{HEAD}<p>a\0b&#0;c</p>".encode(), "a.html").document.body

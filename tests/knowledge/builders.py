@@ -1,7 +1,5 @@
 """Documents and chunks to break one thing in, and an encoder whose similarities can be told from the texts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,17 +17,9 @@ def document(body: str, **changes: Any) -> Document:
 
 
 def chunk(key: str, text: str, *entitlements: str, **changes: Any) -> Chunk:
-    fields = {
-        "chunk_id": key,
-        "doc_id": key.partition("#")[0],
-        "section_path": ("T",),
-        "kind": "text",
-        "text": text,
-        "entitlements": entitlements,
-        "updated_at": "2026-08-01T00:00:00Z",
-        "content_hash": "0",
-    }
-    return Chunk(**{**fields, **changes})
+    fields = {"doc_id": key.partition("#")[0], "section_path": ("T",), "kind": "text", "content_hash": "0"}
+    own = {"chunk_id": key, "text": text, "entitlements": entitlements, "updated_at": "2026-08-01T00:00:00Z"}
+    return Chunk(**{**fields, **own, **changes})
 
 
 class BagOfWords:

@@ -1,7 +1,5 @@
 """Review files to fill in, and to fill in as a reviewer does: with a spreadsheet's cells, not with our own code."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

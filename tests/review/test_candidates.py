@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from datetime import timedelta
 from pathlib import Path
 
@@ -26,50 +24,48 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def asked(key: str, days: float, **more: object) -> dict:
+def make_row(key: str, days: float, **more: object) -> dict:
     return row(key, asked_at=later(days).isoformat(), **more)
 
 
-def test_window_by_default_is_the_last_days_of_the_data(data: Path) -> None:
-    store = take(data, asked("old", 0), asked("first", 10), asked("last", 40))
+def test_read_candidates_default_is_the_last_days(data: Path) -> None:
+    store = take(data, make_row("old", 0), make_row("first", 10), make_row("last", 40))
     window = read_candidates(store)
     assert list(window.frame.index) == ["first", "last"]
     assert (window.since, window.until) == (later(10), later(40) + timedelta(microseconds=1))
 
 
-def test_named_window_holds_its_beginning_and_not_its_end(data: Path) -> None:
-    store = take(data, *(asked(f"d{n}", n) for n in range(5)))
+def test_read_candidates_window_excludes_its_end(data: Path) -> None:
+    store = take(data, *(make_row(f"d{n}", n) for n in range(5)))
     assert list(read_candidates(store, later(1), later(3)).frame.index) == ["d1", "d2"]
     assert list(read_candidates(store, since=later(3)).frame.index) == ["d3", "d4"]
     assert list(read_candidates(store, until=later(2)).frame.index) == ["d0", "d1"]
 
 
-def test_empty_window_names_what_the_data_holds(data: Path) -> None:
-    store = take(data, asked("a", 0), asked("b", 3))
-    with pytest.raises(
-        AbstainError, match="no question was asked from 2027-01-01 .* data/ holds 2026-09-01 12:00 to 2026-09-04"
-    ):
+def test_read_candidates_empty_window_raises(data: Path) -> None:
+    store = take(data, make_row("a", 0), make_row("b", 3))
+    with pytest.raises(AbstainError, match="from 2027-01-01 .* data/ holds 2026-09-01 12:00 to 2026-09-04"):
         read_candidates(store, since=ASKED.replace(year=2027, month=1, day=1))
-    with pytest.raises(AbstainError, match="no interactions in data/: run `abstain ingest"):
+    with pytest.raises(AbstainError, match="abstain ingest"):
         read_candidates(DataStore(data / "nowhere"))
 
 
-def test_window_too_old_to_be_reviewed_is_refused(data: Path) -> None:
-    store = take(data, asked("a", 0), asked("b", 10), asked("c", 20))
+def test_read_candidates_too_old_for_a_review_raises(data: Path) -> None:
+    store = take(data, make_row("a", 0), make_row("b", 10), make_row("c", 20))
     assert list(read_candidates(store, oldest=later(5)).frame.index) == ["b", "c"]
     assert list(read_candidates(store, since=later(5), oldest=later(5)).frame.index) == ["b", "c"]
     for since, oldest in ((later(4), later(5)), (None, later(21))):
-        with pytest.raises(AbstainError, match="are too late for ingest: .* raise validation.max_feedback_delay_days"):
+        with pytest.raises(AbstainError, match="validation.max_feedback_delay_days"):
             read_candidates(store, since, oldest=oldest)
 
 
-def test_window_holds_what_is_known_of_a_row(data: Path) -> None:
+def test_read_candidates_columns_of_a_row(data: Path) -> None:
     store = take(
         data,
-        asked("thumbs", 0, product="cards", line_of_business="retail", thumb=thumb("up", 3)),
+        make_row("thumbs", 0, product="cards", line_of_business="retail", thumb=thumb("up", 3)),
         alone(thumb("down", 2), "thumbs"),
-        asked("alone", 0),
-        asked("reviewed", 0, product="loans", review=verdict(days=1, inclusion_probability=0.25)),
+        make_row("alone", 0),
+        make_row("reviewed", 0, product="loans", review=verdict(days=1, inclusion_probability=0.25)),
     )
     frame = read_candidates(store).frame
     assert frame["thumb"].to_dict() == {"thumbs": "up", "alone": "none", "reviewed": "none"}, "the last one given"
@@ -80,8 +76,8 @@ def test_window_holds_what_is_known_of_a_row(data: Path) -> None:
     np.testing.assert_array_equal(frame["recorded_probability"], [np.nan, np.nan, 0.25])
 
 
-def test_verdict_of_the_queue_is_known_by_its_source(data: Path) -> None:
-    take(data, asked("a", 0), asked("b", 0), asked("c", 0, review=verdict(inclusion_probability=0.5)))
+def test_read_candidates_queued_review_is_known_by_its_source(data: Path) -> None:
+    take(data, make_row("a", 0), make_row("b", 0), make_row("c", 0, review=verdict(inclusion_probability=0.5)))
     take(data, alone(verdict(inclusion_probability=0.1), "a"), name=f"{REVIEW_QUEUE_PREFIX}-week 1.jsonl")
     store = take(data, alone(verdict(), "b"), name="other.jsonl")
     frame = read_candidates(store).frame
@@ -90,8 +86,8 @@ def test_verdict_of_the_queue_is_known_by_its_source(data: Path) -> None:
     np.testing.assert_array_equal(frame["recorded_probability"], [0.1, np.nan, 0.5])
 
 
-def test_window_holds_each_reviewers_last_review(data: Path) -> None:
-    take(data, asked("a", 0, review=verdict(True, 1, inclusion_probability=0.1)))
+def test_read_candidates_keeps_last_review_of_each_reviewer(data: Path) -> None:
+    take(data, make_row("a", 0, review=verdict(True, 1, inclusion_probability=0.1)))
     store = take(
         data,
         alone(verdict(False, 3, inclusion_probability=0.2), "a"),
@@ -105,6 +101,6 @@ def test_window_holds_each_reviewers_last_review(data: Path) -> None:
     assert window.frame["recorded_probability"].tolist() == [0.2]
 
 
-def test_stream_gives_the_interactions_of_some_ids(data: Path) -> None:
-    store = take(data, asked("a", 0), asked("b", 1), asked("c", 2))
+def test_stream_interactions_gives_those_of_some_ids(data: Path) -> None:
+    store = take(data, make_row("a", 0), make_row("b", 1), make_row("c", 2))
     assert [one.interaction_id for one in stream_interactions(store, {"c", "a", "x"})] == ["a", "c"]

@@ -1,7 +1,4 @@
-"""The whole way without a browser: drawn, written, filled in, taken in, drawn again."""
-
-from __future__ import annotations
-
+import re
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -58,22 +55,22 @@ def export(data: Path, size: int, since: datetime | None = None) -> tuple[Review
     return design, path
 
 
-def described(data: Path, size: int, *bounds: datetime, withheld_share: float = 0.0) -> str:
-    window = read_candidates(DataStore(data), *bounds)
-    return "\n".join(describe_sample(draw_sample(window.frame, size, 1.0, 0, withheld_share=withheld_share), window))
+def describe(data: Path, size: int, **options: float) -> tuple[str, ...]:
+    window = read_candidates(DataStore(data))
+    return tuple(describe_sample(draw_sample(window.frame, size, 1.0, 0, **options), window))
 
 
 def fill_in(path: Path, reviewer: str = "Ann") -> None:
     """Every open row, as people do: some with dates, most without."""
 
-    def judge(number: int, cells: dict[str, str]) -> dict[str, object]:
+    def review(number: int, cells: dict[str, str]) -> dict[str, object]:
         if cells["complete"]:
             return {}
         moment = "2026-11-09 17:30" if number % 5 == 0 else None
         words = {"complete": "yes", "correct": "no" if number % 4 == 0 else "Yes", "truthful": True}
         return words | {"reviewer": reviewer, "reviewed_at": moment}
 
-    fill(path, judge)
+    fill(path, review)
 
 
 def bring(data: Path, path: Path, now: datetime) -> IngestReport:
@@ -88,7 +85,7 @@ def bring(data: Path, path: Path, now: datetime) -> IngestReport:
 
 
 def weights(data: Path) -> pd.Series:
-    """The inclusion probability that the label of each reviewed answer carries, by interaction."""
+    """The inclusion probability of the label of each reviewed answer, by interaction."""
     reviews = pd.DataFrame([review.model_dump() for review in DataStore(data).iter_rows(Review)])
     codes, names = pd.factorize(reviews["interaction_id"])
     params = shipped_params().labels
@@ -96,37 +93,21 @@ def weights(data: Path) -> pd.Series:
     return pd.Series(labels["inclusion_probability"].to_numpy(float), index=names)
 
 
-def test_withheld_answers_that_reviewers_see_are_counted(tmp_path: Path) -> None:
-    rows = [row(f"q-{n}", display="withheld" if n < 10 else "shown") for n in range(40)]
-    take(tmp_path / "data", *rows)
-    asks = ("", "", "; 2 fewer than --withheld-share asks for, others are sampled instead")
-    for (share, own), fewer in zip({0.0: 5, 0.4: 8, 0.6: 10}.items(), asks, strict=True):
-        said = described(tmp_path / "data", 20, withheld_share=share).splitlines()
-        assert f"of the 10 answers withheld from users {own} are sampled ({own / 10:.0%}){fewer}" in said
+@pytest.mark.parametrize(("share", "own", "fewer"), [(0.0, 5, None), (0.4, 8, None), (0.6, 10, 2)])
+def test_describe_sample_counts_withheld_answers(tmp_path: Path, share: float, own: int, fewer: int | None) -> None:
+    take(tmp_path / "data", *(row(f"q-{n}", display="withheld" if n < 10 else "shown") for n in range(40)))
+    (line,) = (line for line in describe(tmp_path / "data", 20, withheld_share=share) if "withheld" in line)
+    counts = [10, own, own * 10] if fewer is None else [10, own, own * 10, fewer]
+    assert [int(number) for number in re.findall(r"\d+", line)] == counts
 
 
-def test_where_nobody_withheld_an_answer_none_is_missed(data: Path, tmp_path: Path) -> None:
-    assert "withheld" not in described(data, 20, withheld_share=0.5)
+def test_describe_sample_without_withheld_answers(data: Path, tmp_path: Path) -> None:
+    assert "withheld" not in "".join(describe(data, 20, withheld_share=0.5))
     take(tmp_path / "all shown", *(row(f"q-{n}", display="shown") for n in range(40)))
-    said = described(tmp_path / "all shown", 20, withheld_share=0.5)
-    assert "of the 0 answers withheld from users 0 are sampled (0%); 10 fewer" in said
+    assert "(0%); 10 fewer" in "".join(describe(tmp_path / "all shown", 20, withheld_share=0.5))
 
 
-def test_drawn_row_comes_back_with_its_probability(data: Path) -> None:
-    design, path = export(data, 40)
-    assert [cells["interaction_id"] for cells in cells_of(path)] == list(design.rows.index)
-    fill_in(path)
-    report = bring(data, path, FIRST)
-    assert (report.accepted, report.quarantined) == (40, 0)
-    reviewed = {review.interaction_id: review for review in DataStore(data).iter_rows(Review)}
-    assert set(reviewed) == set(design.rows.index)
-    for key, review in reviewed.items():
-        assert review.inclusion_probability == design.rows.loc[key, "probability"]
-        assert review.reviewed_at in (FIRST, datetime(2026, 11, 9, 17, 30, tzinfo=UTC))
-    assert (1 / weights(data)).sum() == pytest.approx(200)
-
-
-def test_review_too_long_for_a_cell_does_not_stop_the_export(data: Path) -> None:
+def test_export_leaves_out_a_review_too_long_for_a_cell(data: Path) -> None:
     first, _ = export(data, 40)
     words = verdict(days=60, ideal_answer="\N{PILE OF POO}" * 20_000, inclusion_probability=0.2)
     take(data, *({"interaction_id": key, **words} for key in first.rows.index), name=f"{REVIEW_QUEUE_PREFIX}-x.jsonl")
@@ -136,11 +117,15 @@ def test_review_too_long_for_a_cell_does_not_stop_the_export(data: Path) -> None
 
 
 @pytest.mark.heavy
-def test_larger_sample_asks_for_the_rest_and_moves_weights(data: Path) -> None:
+def test_export_larger_sample_asks_for_the_rest_and_reweights(data: Path) -> None:
     first, path = export(data, 40)
+    assert [cells["interaction_id"] for cells in cells_of(path)] == list(first.rows.index)
     fill_in(path)
-    bring(data, path, FIRST)
-    assert "to review now: 60 at random; 40 sampled ones were reviewed before" in described(data, 100)
+    assert (bring(data, path, FIRST).accepted, weights(data).to_dict()) == (40, first.rows["probability"].to_dict())
+    moments = {review.reviewed_at for review in DataStore(data).iter_rows(Review)}
+    assert moments == {FIRST, datetime(2026, 11, 9, 17, 30, tzinfo=UTC)}
+    assert any("60 at random; 40 sampled ones were reviewed before" in line for line in describe(data, 100))
+    assert any("rows more than -n" in line for line in describe(data, 10))
     second, larger = export(data, 100)
     assert set(first.rows.index) < set(second.rows.index)
     rows = cells_of(larger)
@@ -148,49 +133,27 @@ def test_larger_sample_asks_for_the_rest_and_moves_weights(data: Path) -> None:
     assert 0 < len(rows) - 60 <= 40
     fill_in(larger, "Bob")
     assert bring(data, larger, FIRST + DAY).accepted == len(rows)
-    found = weights(data)
-    assert found.to_dict() == second.rows["probability"].to_dict()
-    assert (1 / found).sum() == pytest.approx(200)
+    assert weights(data).to_dict() == second.rows["probability"].to_dict()
+    assert (1 / weights(data)).sum() == pytest.approx(200)
     ann = [review for review in DataStore(data).iter_rows(Review) if review.reviewer == "Ann"]
     last = {review.interaction_id: review for review in sorted(ann, key=lambda one: one.reviewed_at)}
     verdicts = {key: (one.complete, one.correct, one.truthful) for key, one in last.items()}
     assert verdicts == {one.interaction_id: (one.complete, one.correct, one.truthful) for one in ann[:40]}
     assert bring(data, larger, FIRST + 2 * DAY).duplicate == len(rows)
-    with pytest.raises(AbstainError, match="every row of this sample is reviewed already: raise -n"):
+    with pytest.raises(AbstainError, match="every row of this sample is reviewed already"):
         export(data, 100, later(0))
 
 
-@pytest.mark.heavy
-def test_later_window_keeps_the_overlap_and_both_add_up(data: Path) -> None:
-    _, path = export(data, 40)
-    fill_in(path)
-    bring(data, path, FIRST)
-    assert "rows more than -n: a part of this window was sampled more densely before" in described(data, 10)
-    later_half, overlap = export(data, 40, later(5))
-    assert 5 < later_half.rows["reviewed"].sum() < 40
-    fill_in(overlap, "Bob")
-    bring(data, overlap, FIRST + DAY)
-    found = weights(data)
-    inside = read_candidates(DataStore(data), later(5)).frame.index
-    assert (1 / found[found.index.isin(inside)]).sum() == pytest.approx(len(inside))
-    assert (1 / found).sum() == pytest.approx(200, rel=0.1)
-
-
-@pytest.mark.heavy
-def test_review_by_other_means_is_left_alone(data: Path) -> None:
-    take(
-        data,
-        *({"interaction_id": f"q-{n}", **verdict(days=60, inclusion_probability=0.5)} for n in range(20)),
-        name="x.jsonl",
-    )
-    assert "20 reviews of this window were sampled by other means, and keep their own weights" in described(data, 100)
+def test_export_reviews_by_other_means_are_left_alone(data: Path) -> None:
+    reviews = ({"interaction_id": f"q-{n}", **verdict(days=60, inclusion_probability=0.5)} for n in range(20))
+    take(data, *reviews, name="x.jsonl")
+    assert any("20 reviews of this window were sampled by other means" in line for line in describe(data, 100))
     design, path = export(data, 100)
     assert not {f"q-{n}" for n in range(20)} & set(design.rows.index)
     assert all(not cells["complete"] for cells in cells_of(path))
 
 
-def test_a_queue_reviewed_answer_counts_as_drawn(data: Path) -> None:
-    """Drawn into the queue, reviewed on the page, taken by ingest: a larger sample moves its weight."""
+def test_queue_larger_sample_reweights_reviewed_answers(data: Path) -> None:
     with closing(open_log(url_of(data.parent))) as log:
         source = DecisionLogSource(name="decisions", url=url_of(data.parent))
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,6 +9,7 @@ from abstain.core.contracts import Review
 from abstain.review.import_reviews import ParsedReviews, parse_reviews
 from abstain.review.workbook import REVIEWER_COLUMNS, make_reviewer_cells, make_sampled_cells, make_workbook, read_rows
 from tests.data.builders import interaction
+from tests.data.builders import review as make_review
 from tests.review.builders import SEAL_KEY
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -29,28 +28,18 @@ def read(*rows: dict[str, str], stored: tuple[Review, ...] = (), **options: Any)
     return parse_reviews(read_rows(make_workbook(rows, SEAL_KEY)), NOW, by_id, **options)
 
 
-def test_whole_verdict_is_a_review() -> None:
-    assert read(row(**GOOD)).reviews == (
-        Review(
-            interaction_id="i-1",
-            reviewed_at=NOW,
-            reviewer="Ann",
-            complete=True,
-            correct=True,
-            truthful=False,
-            ideal_answer="90 euros",
-            inclusion_probability=0.25,
-        ),
-    )
+def test_parse_reviews_filled_row_is_a_review() -> None:
+    fields = {"reviewer": "Ann", "truthful": False, "ideal_answer": "90 euros", "inclusion_probability": 0.25}
+    assert read(row(**GOOD)).reviews == (make_review(**fields).model_copy(update={"reviewed_at": NOW}),)
 
 
 @pytest.mark.parametrize(("yes", "no"), [("yes", "no"), (" Yes", "NO "), ("TRUE", "False"), ("1", "0")])
-def test_verdict_words_of_any_case_are_read(yes: str, no: str) -> None:
+def test_parse_reviews_words_of_any_case(yes: str, no: str) -> None:
     (found,) = read(row(**{**GOOD, "complete": yes, "correct": no})).reviews
     assert (found.complete, found.correct) == (True, False)
 
 
-def test_empty_verdict_is_not_reviewed_yet() -> None:
+def test_parse_reviews_empty_row_is_unreviewed() -> None:
     found = read(row(), row("i-2", reviewer="Ann"), row("i-3", complete=" "), row("i-4", **GOOD))
     assert (len(found.reviews), found.n_unreviewed, found.problems) == (1, 3, ())
 
@@ -58,51 +47,42 @@ def test_empty_verdict_is_not_reviewed_yet() -> None:
 @pytest.mark.parametrize(
     ("own", "message"),
     [
-        (
-            {"truthful": ""},
-            "reviews!K3: truthful is empty: write yes or no, or empty the reviewer's cells of this row",
-        ),
+        ({"truthful": ""}, "reviews!K3: truthful is empty: write yes or no"),
         ({"correct": "maybe\nnot"}, "reviews!J3: correct is 'maybe not': write yes or no"),
         ({"complete": "2"}, "reviews!I3: complete is '2': write yes or no"),
-        ({"reviewer": " "}, "reviews!M3: reviewer is empty: write who reviewed it, or name them all with --reviewer"),
-        (
-            {"reviewed_at": "21.11.2026"},
-            "reviews!N3: reviewed_at is '21.11.2026': write a moment like 2026-11-21T14:30",
-        ),
-        ({"reviewed_at": "2026-11-21"}, "reviews!N3: reviewed_at is '2026-11-21': "),
-        ({"reviewed_at": "2026-02-30T10:00:00Z"}, "reviews!N3: reviewed_at is '2026-02-30T10:00:00Z': "),
-        ({"reviewed_at": "0001-01-01T00:00:00+10:00"}, "reviews!N3: reviewed_at is '0001-01-01T00:00:00+10:00': "),
+        ({"reviewer": " "}, "reviews!M3: reviewer is empty"),
+        ({"reviewed_at": "21.11.2026"}, "reviews!N3: reviewed_at is '21.11.2026'"),
+        ({"reviewed_at": "2026-11-21"}, "reviews!N3: reviewed_at is '2026-11-21'"),
+        ({"reviewed_at": "2026-02-30T10:00:00Z"}, "reviews!N3: reviewed_at is '2026-02-30T10:00:00Z'"),
+        ({"reviewed_at": "0001-01-01T00:00:00+10:00"}, "reviews!N3: reviewed_at is '0001-01-01T00:00:00+10:00'"),
+        (EMPTY | {"ideal_answer": "90 euros"}, "reviews!I3: complete is empty"),
     ],
 )
-def test_wrong_cell_is_named_with_its_remedy(own: dict[str, str], message: str) -> None:
+def test_parse_reviews_wrong_cell_is_named_with_its_remedy(own: dict[str, str], message: str) -> None:
     found = read(row(**GOOD), row("i-2", **{**GOOD, **own}))
     assert len(found.reviews) == 1 and found.n_unreviewed == 0, "no row refuses another"
     (problem,) = found.problems
     assert problem.startswith(message)
 
 
-def test_ideal_answer_alone_is_half_a_verdict() -> None:
-    assert read(row(ideal_answer="90 euros")).problems[0].startswith("reviews!I2: complete is empty")
-
-
-def test_reviewer_judges_an_answer_once_and_two_may_both() -> None:
+def test_parse_reviews_second_row_of_a_reviewer_is_a_problem() -> None:
     found = read(row(**GOOD), row(**{**GOOD, "complete": "no"}), row(**{**GOOD, "reviewer": "Bob"}))
-    assert [one.reviewer for one in found.reviews] == ["Ann", "Bob"]
-    assert found.reviews[0].complete
-    assert found.problems == ("reviews!M3: reviewer is Ann, as in a row above: delete one of the two",)
+    assert [(one.reviewer, one.complete) for one in found.reviews] == [("Ann", True), ("Bob", True)]
+    (problem,) = found.problems
+    assert problem.startswith("reviews!M3: reviewer is Ann")
 
 
-def test_reviewer_option_names_those_that_name_no_one() -> None:
+def test_parse_reviews_reviewer_option_fills_empty_cells() -> None:
     found = read(row(**{**GOOD, "reviewer": ""}), row("i-2", **GOOD), reviewer="Cleo")
     assert [one.reviewer for one in found.reviews] == ["Cleo", "Ann"]
 
 
 @pytest.mark.parametrize("text", ["2026-11-20T08:00:00+01:00", "2026-11-20 07:00", "2026-11-20T07:00:00Z"])
-def test_moment_in_the_file_counts(text: str) -> None:
+def test_parse_reviews_time_in_the_file_counts(text: str) -> None:
     assert read(row(**GOOD, reviewed_at=text)).reviews[0].reviewed_at == datetime(2026, 11, 20, 7, tzinfo=UTC)
 
 
-def test_same_verdict_again_keeps_its_moment_another_does_not() -> None:
+def test_parse_reviews_same_review_keeps_its_time() -> None:
     (first,) = read(row(**GOOD)).reviews
     earlier = first.model_copy(update={"reviewed_at": datetime(2026, 11, 1, tzinfo=UTC)})
     assert read(row(**GOOD), stored=(earlier,)).reviews == (earlier,)
@@ -111,8 +91,7 @@ def test_same_verdict_again_keeps_its_moment_another_does_not() -> None:
         assert other.reviewed_at == NOW
 
 
-def test_other_review_of_the_same_moment_is_named() -> None:
-    """As of two exports that were made of the same data, and both imported: each moves the weights of what is known."""
+def test_parse_reviews_other_review_of_one_time_is_a_problem() -> None:
     dated = {**GOOD, "reviewed_at": "2026-11-20T08:00:00Z"}
     (first,) = read(row(**dated)).reviews
     assert read(row(**dated), stored=(first,)).reviews == (first,)
@@ -124,8 +103,7 @@ def test_other_review_of_the_same_moment_is_named() -> None:
     assert len(read(row(**dated), stored=(someone,)).reviews) == 1
 
 
-def test_verdict_is_compared_as_ingest_stored_it() -> None:
-    """Redacted, and under the reviewer's pseudonym; what is handed to ingest is what the file says."""
+def test_parse_reviews_compares_as_ingest_stored_it() -> None:
 
     def as_stored(review: Review) -> Review:
         return review.model_copy(update={"reviewer": "r-1", "ideal_answer": "<AMOUNT>"})
@@ -138,14 +116,14 @@ def test_verdict_is_compared_as_ingest_stored_it() -> None:
 
 @pytest.mark.heavy
 @given(st.lists(st.fixed_dictionaries({name: st.text(max_size=8) for name in REVIEWER_COLUMNS}), max_size=6))
-def test_every_row_is_one_of_three(cells: list[dict[str, str]]) -> None:
+def test_parse_reviews_any_row_is_review_problem_or_unreviewed(cells: list[dict[str, str]]) -> None:
     rows = [row(f"i-{n}", **own) for n, own in enumerate(cells)]
     found = read(*rows)
     assert len(found.reviews) + found.n_unreviewed + len(found.problems) == len(rows)
     assert all("\n" not in problem for problem in found.problems)
 
 
-def test_verdict_that_counts_nowhere_is_not_taken_unless_it_is_stored_already() -> None:
+def test_parse_reviews_holdout_review_is_taken_only_if_stored() -> None:
     uncounted = {"i-1": "the hold-out, whose reviews are those given before 2026-11-01 00:00 UTC"}
     found = read(row(**GOOD), row("i-2", **GOOD), excluded=uncounted)
     assert [review.interaction_id for review in found.reviews] == ["i-2"]

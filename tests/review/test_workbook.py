@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import hashlib
 import re
 import shutil
@@ -54,9 +52,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.mark.heavy
 @given(st.lists(st.fixed_dictionaries(dict.fromkeys(COLUMNS, texts)), max_size=3))
-def test_any_text_saved_and_read_comes_back(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, str]]
-) -> None:
+def test_workbook_any_text_comes_back(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, str]]) -> None:
     path = tmp_path_factory.mktemp("workbook") / "reviews.xlsx"
     path.write_bytes(to_bytes(make_workbook(rows, SEAL_KEY)))
     expected = [row for row in rows if any(row.values())]
@@ -65,45 +61,31 @@ def test_any_text_saved_and_read_comes_back(
     assert cells_of(path) == expected
 
 
-@pytest.mark.soak(twin="test_any_text_saved_and_read_comes_back")
+@pytest.mark.soak(twin="test_workbook_any_text_comes_back")
 @pytest.mark.skipif(shutil.which("soffice") is None, reason="needs LibreOffice: apt-get install libreoffice-calc")
-def test_libreoffice_runs_and_converts_nothing(tmp_path: Path) -> None:
+def test_workbook_libreoffice_runs_and_converts_nothing(tmp_path: Path) -> None:
     """Opened, calculated and saved by a spreadsheet: no cell is a formula, and every row is as it was drawn."""
-    commands = [
-        *RUN_OR_CONVERTED,
-        *ODD,
-        "=cmd|' /C calc'!A0",
-        "a;=1+1",
-        "a\n=1+1",
-        "\t=1+1",
-        "'=1+1",
-        "{=1+1}",
-        "2026-11-21",
-    ]
-    rows = [
-        {
-            **make_sampled_cells(interaction(f"i-{n}", question=f"{text}?", answer=text), "random", 3, 17),
-            **make_reviewer_cells(None),
-        }
-        | {"ideal_answer": text, "reviewer": text}
-        for n, text in enumerate(commands)
-    ]
-    path = tmp_path / "reviews.xlsx"
+    formulas = ["=cmd|' /C calc'!A0", "a;=1+1", "a\n=1+1", "\t=1+1", "'=1+1", "{=1+1}", "2026-11-21"]
+    path, rows = tmp_path / "reviews.xlsx", []
+    for n, text in enumerate([*RUN_OR_CONVERTED, *ODD, *formulas]):
+        cells = make_sampled_cells(interaction(f"i-{n}", question=f"{text}?", answer=text), "random", 3, 17)
+        rows.append({**cells, **make_reviewer_cells(None), "ideal_answer": text, "reviewer": text})
     path.write_bytes(to_bytes(make_workbook(rows, SEAL_KEY)))
     before = cells_of(path)
     home = f"-env:UserInstallation=file://{tmp_path}/profile"
     command = ["soffice", home, "--headless", "--convert-to", "xlsx", "--outdir", str(tmp_path / "saved"), str(path)]
     subprocess.run(command, check=True, capture_output=True, timeout=300)
     saved = tmp_path / "saved" / path.name
-    assert {cell.data_type for line in load_workbook(saved)["reviews"].iter_rows() for cell in line} <= {"s", "n"}
-    assert all(cell.value is None for line in load_workbook(saved)["reviews"] for cell in line if cell.data_type == "n")
+    cells = [cell for line in load_workbook(saved)["reviews"].iter_rows() for cell in line]
+    assert {cell.data_type for cell in cells} <= {"s", "n"}
+    assert all(cell.value is None for cell in cells if cell.data_type == "n")
     after = read_workbook(saved)
     assert [row.problem for row in check_seals(after, SEAL_KEY)] == [None] * len(rows)
     for old, new in zip(before, after, strict=True):
-        assert [readable(text) for text in new.cells.values()] == [readable(text) for text in old.values()]
+        assert list(map(normalize, new.cells.values())) == list(map(normalize, old.values()))
 
 
-def readable(text: str) -> str:
+def normalize(text: str) -> str:
     """A text without what a spreadsheet may change of it: line breaks, control characters, and how these are written."""
     while (decoded := from_cell(text)) != text:
         text = decoded
@@ -111,7 +93,7 @@ def readable(text: str) -> str:
 
 
 @pytest.mark.parametrize("text", [*RUN_OR_CONVERTED, *ODD])
-def test_row_with_an_odd_text_is_not_refused(tmp_path: Path, text: str) -> None:
+def test_workbook_odd_text_is_a_valid_text_cell(tmp_path: Path, text: str) -> None:
     asked = interaction(f"i{text}", question=f"{text}?", answer=text, contexts=[Context(chunk_id="c#1", text=text)])
     path = write_file(tmp_path / "reviews.xlsx", asked, cells=make_reviewer_cells(review(ideal_answer=text)))
     (row,) = read_workbook(path)
@@ -122,7 +104,7 @@ def test_row_with_an_odd_text_is_not_refused(tmp_path: Path, text: str) -> None:
     assert len(filled) > len(COLUMNS) and all('t="inlineStr"' in one for one in filled), "no formula, number or error"
 
 
-def test_cell_too_long_is_cut_and_the_row_stays_valid(tmp_path: Path) -> None:
+def test_workbook_long_cell_is_cut_and_its_row_stays_valid(tmp_path: Path) -> None:
     for text in ("x" * 100_000, "\N{PILE OF POO}" * 20_000, "\x00" * 10_000):
         path = write_file(tmp_path / "reviews.xlsx", interaction(answer=f"a{text}"))
         fill(path, lambda number, cells: {"complete": "yes"})
@@ -135,7 +117,7 @@ def test_cell_too_long_is_cut_and_the_row_stays_valid(tmp_path: Path) -> None:
         write_file(path, interaction(), cells={"ideal_answer": "i" * 40_000})
 
 
-def test_sheet_lets_a_reviewer_write_only_their_cells(file: Path) -> None:
+def test_workbook_protects_all_but_reviewer_cells(file: Path) -> None:
     sheet = load_workbook(file)["reviews"]
     assert sheet.protection.sheet and not sheet.protection.autoFilter
     for name, cell in zip(COLUMNS, sheet[2], strict=False):
@@ -149,20 +131,20 @@ def test_sheet_lets_a_reviewer_write_only_their_cells(file: Path) -> None:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("column", SAMPLED_COLUMNS)
-def test_edited_locked_cell_refuses_its_row_by_name(file: Path, column: str) -> None:
+def test_read_workbook_edited_locked_cell_rejects_its_row(file: Path, column: str) -> None:
     fill(file, lambda number, cells: {column: f"{cells[column]} x"} if number == 3 else {"complete": "yes"})
     rows = rows_of(file)
     assert rows[2].problem is None and rows[4].problem is None
     place = f"reviews!{'ABCDEFGH'[list(SAMPLED_COLUMNS).index(column)]}3: "
-    assert rows[3].problem is not None and rows[3].problem.startswith(place) and "restore" in rows[3].problem
+    assert rows[3].problem.startswith(place)
 
 
-def test_line_breaks_and_spaces_of_a_spreadsheet_are_no_edit(file: Path) -> None:
+def test_read_workbook_ignores_line_breaks_and_spaces(file: Path) -> None:
     fill(file, lambda number, cells: {"contexts": cells["contexts"].replace("\n", "_x000D_\n") + "  "})
     assert {row.problem for row in rows_of(file).values()} == {None}
 
 
-def test_rows_and_columns_may_be_moved_copied_and_added(file: Path) -> None:
+def test_read_workbook_rows_and_columns_may_be_moved(file: Path) -> None:
     old = load_workbook(file)["reviews"]
     book = load_workbook(file)
     sheet = book["reviews"]
@@ -178,37 +160,31 @@ def test_rows_and_columns_may_be_moved_copied_and_added(file: Path) -> None:
     assert rows[4].cell_addresses["complete"] == "H4"
 
 
-def test_cell_values_of_a_spreadsheet_are_read_as_text(file: Path) -> None:
+def test_read_workbook_values_are_texts(file: Path) -> None:
     values = {"complete": True, "correct": 1.0, "truthful": 0, "reviewed_at": datetime(2026, 11, 21, 14, 30)}
     fill(file, lambda number, cells: values)
     cells = rows_of(file)[2].cells
-    assert {name: cells[name] for name in values} == {
-        "complete": "True",
-        "correct": "1",
-        "truthful": "0",
-        "reviewed_at": "2026-11-21 14:30:00",
-    }
+    assert [cells[name] for name in values] == ["True", "1", "0", "2026-11-21 14:30:00"]
 
 
-def test_formula_in_a_reviewers_cell_refuses_its_row(file: Path) -> None:
+def test_read_workbook_formula_rejects_its_row(file: Path) -> None:
     fill(file, lambda number, cells: {"ideal_answer": "=A1"} if number == 2 else {})
     refused = {number: row.problem for number, row in rows_of(file).items()}
-    assert refused == {2: "reviews!L2: ideal_answer is a formula: write its text instead", 3: None, 4: None}
+    assert refused.pop(2).startswith("reviews!L2: ideal_answer is a formula") and refused == {3: None, 4: None}
 
 
 def test_sampled_and_reviewer_cells_hold_the_row() -> None:
     asked = interaction("i-7", question="=What?", contexts=CONTEXTS, product="cards", line_of_business=None)
     contexts = "[1] cards-gold#1\nFees\n\nThe fee is 90 euros.\n\n[2] x#2\n-1"
-    sampled = dict(
-        zip(SAMPLED_COLUMNS, ("i-7", "=What?", "None.", contexts, "cards", "", "drift", "1 of 4"), strict=True)
-    )
-    assert make_sampled_cells(asked, "drift", 1, 4) == sampled
-    own = dict(zip(REVIEWER_COLUMNS, ("yes", "no", "yes", "90", "sme-1", "2026-09-03T12:00:00Z"), strict=True))
-    assert make_reviewer_cells(review("i-7", right=False, ideal_answer="90")) == own
+    sampled = ("i-7", "=What?", "None.", contexts, "cards", "", "drift", "1 of 4")
+    assert make_sampled_cells(asked, "drift", 1, 4) == dict(zip(SAMPLED_COLUMNS, sampled, strict=True))
+    own = ("yes", "no", "yes", "90", "sme-1", "2026-09-03T12:00:00Z")
+    filled = make_reviewer_cells(review("i-7", right=False, ideal_answer="90"))
+    assert filled == dict(zip(REVIEWER_COLUMNS, own, strict=True))
     assert make_reviewer_cells(None) == dict.fromkeys(REVIEWER_COLUMNS, "")
 
 
-def test_contexts_are_written_in_rank_order() -> None:
+def test_format_contexts_are_in_rank_order() -> None:
     tricky = (Context(chunk_id="a#1", text="see\n[3] there\n\\[1] and here"), Context(chunk_id="b c#2", text="z"))
     assert format_contexts(tricky) == "[1] a#1\nsee\n\\[3] there\n\\\\[1] and here\n\n[2] b c#2\nz"
 
@@ -230,7 +206,7 @@ BREAKS = ["\n", "\n\n", "\r", "\u2028", "\x0b", "\x85"]
 
 
 @given(st.lists(st.tuples(st.sampled_from(["a#1", "b c#2"]), st.lists(LINES, min_size=1), st.sampled_from(BREAKS))))
-def test_no_text_of_a_chunk_forges_another_chunk(parts: list[tuple[str, list[str], str]]) -> None:
+def test_format_contexts_no_text_forges_another_chunk(parts: list[tuple[str, list[str], str]]) -> None:
     texts = [(name, f"x{line_break.join(lines)}x{line_break}{lines[0]}y") for name, lines, line_break in parts]
     written = format_contexts(Context(chunk_id=name, text=text) for name, text in texts)
     seen = re.sub("[\u00ad\u200b\ufeff]", "", unicodedata.normalize("NFKC", written))
@@ -238,12 +214,11 @@ def test_no_text_of_a_chunk_forges_another_chunk(parts: list[tuple[str, list[str
     assert len(shown) == len(texts), "what a reviewer sees in a spreadsheet"
 
 
-def test_only_the_home_that_drew_a_row_says_how(file: Path) -> None:
+def test_check_seals_refuses_forged_rows_and_other_homes(file: Path) -> None:
     def forge(change: str) -> list[ReviewRow]:
         book = load_workbook(file)
         book["reviews"]["H3"].value = change
-        digest = hashlib.sha256(change.encode()).hexdigest()[:16]
-        book["export"]["H3"].value = digest  # which anybody can compute
+        book["export"]["H3"].value = hashlib.sha256(change.encode()).hexdigest()[:16]  # anybody can compute it
         book.save(file)
         return read_workbook(file)
 
@@ -251,10 +226,8 @@ def test_only_the_home_that_drew_a_row_says_how(file: Path) -> None:
     rows = forge("1 of 999999999")
     assert [row.problem for row in rows] == [None, None, None]
     refused = [row.problem for row in check_seals(rows, SEAL_KEY)]
-    assert refused[::2] == [None, None] and (refused[1] or "").startswith("reviews!H3: inclusion_probability is not as")
-    with pytest.raises(
-        AbstainError, match="with this home's key: import it where it was exported, or set ABSTAIN_USER_K"
-    ):
+    assert refused[::2] == [None, None] and refused[1].startswith("reviews!H3: inclusion_probability")
+    with pytest.raises(AbstainError, match="ABSTAIN_USER_KEY"):
         check_seals(rows, b"of another home")
     assert check_seals([], SEAL_KEY) == []
 
@@ -262,21 +235,18 @@ def test_only_the_home_that_drew_a_row_says_how(file: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda book: book["reviews"].delete_cols(9), "the column 'complete' of the sheet 'reviews' is missing"),
-        (lambda book: book["export"].delete_cols(2), "the column 'question' of the sheet 'export' is missing"),
-        (lambda book: book["export"].delete_rows(1, 9), "the column 'interaction_id' of the sheet 'export' is missing"),
-        (
-            lambda book: book.remove(book["export"]),
-            "the sheet 'export' is missing: keep all of the export, or export again",
-        ),
+        (lambda book: book["reviews"].delete_cols(9), "'complete' of the sheet 'reviews'"),
+        (lambda book: book["export"].delete_cols(2), "'question' of the sheet 'export'"),
+        (lambda book: book["export"].delete_rows(1, 9), "'interaction_id' of the sheet 'export'"),
+        (lambda book: book.remove(book["export"]), "the sheet 'export' is missing"),
         (lambda book: setattr(book["reviews"], "title", "mine"), "the sheet 'reviews' is missing"),
-        (b"", "is no .xlsx workbook ("),
-        (b"interaction_id,question\ni-1,What?\n", "is no .xlsx workbook ("),
-        (b"PK\x03\x04rest", "is no .xlsx workbook ("),
+        (b"", "is no .xlsx workbook"),
+        (b"interaction_id,question\ni-1,What?\n", "is no .xlsx workbook"),
+        (b"PK\x03\x04rest", "is no .xlsx workbook"),
         (None, "cannot be read"),
     ],
 )
-def test_file_that_is_no_review_file_is_one_line(file: Path, change: Any, message: str) -> None:
+def test_read_workbook_of_another_file_is_one_line(file: Path, change: Any, message: str) -> None:
     if change is None:
         file.unlink()
     elif isinstance(change, bytes):
@@ -287,4 +257,4 @@ def test_file_that_is_no_review_file_is_one_line(file: Path, change: Any, messag
         book.save(file)
     with pytest.raises(AbstainError) as error:
         read_workbook(file)
-    assert str(error.value).startswith(f"{file}: {message}") and "\n" not in str(error.value)
+    assert str(error.value).startswith(f"{file}: ") and message in str(error.value) and "\n" not in str(error.value)

@@ -13,7 +13,7 @@ Notes:
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from abstain.core.codes import Code
@@ -65,17 +65,8 @@ def erase_rows(
         if pseudonym not in existing.users:
             raise AbstainError(Code.UNKNOWN_NAME, f"no row carries the user '{user}': nothing was removed")
         return counts
-    erased = ErasedUsers(
-        users=tuple(sorted({*existing.users, pseudonym})),
-        interactions=tuple(
-            sorted(
-                {
-                    *existing.interactions,
-                    *(make_interaction_identity(interaction_id).hex() for interaction_id in interaction_ids),
-                }
-            )
-        ),
-    )
+    users, identities = {*existing.users, pseudonym}, _compute_identities(interaction_ids).union(existing.interactions)
+    erased = ErasedUsers(users=tuple(sorted(users)), interactions=tuple(sorted(identities)))
     write_atomically(store.folder / "erased.json", erased.to_json_line().encode() + b"\n")
     return counts
 
@@ -94,14 +85,13 @@ def count_erased_answers(
         The number of missing answers; None if the hold-outs differ in anything but erased answers.
     """
     missing = previous_labels.keys() - current_labels.keys()
-    remaining = {
-        interaction_id: label for interaction_id, label in previous_labels.items() if interaction_id not in missing
-    }
-    erased_ids = set(erased.interactions)
-    is_exact = remaining == dict(current_labels) and all(
-        make_interaction_identity(interaction_id).hex() in erased_ids for interaction_id in missing
-    )
+    remaining = {key: label for key, label in previous_labels.items() if key not in missing}
+    is_exact = remaining == dict(current_labels) and _compute_identities(missing) <= set(erased.interactions)
     return len(missing) if is_exact else None
+
+
+def _compute_identities(interaction_ids: Iterable[str]) -> set[str]:
+    return {make_interaction_identity(interaction_id).hex() for interaction_id in interaction_ids}
 
 
 def _remove_rows(path: Path, names: set[str], interaction_ids: set[str]) -> int:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -42,6 +42,9 @@ from abstain.core.reasons import Reason, ReasonKind, Reasons
 from abstain.core.text import suggest_name
 from abstain.data.store.dataset import explain_invalid_file_name
 from abstain.knowledge.documents.reader import KIND_BY_SUFFIX, parse_document
+
+JsonObject = dict[str, Any]
+"""An object of foreign JSON, from a line, a cell or another tool; only a contract says what is in it."""
 
 _PARTS: dict[str, type[BaseModel]] = {"thumb": ImportedThumb, "review": ImportedReview, "contexts": Context}
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
@@ -191,7 +194,7 @@ def parse_line(line: bytes, source: str, number: int, *, is_limited: bool = True
     return ParsedRow(source, number, line, interaction=interaction, thumb=thumb, review=review)
 
 
-def parse_object(fields: Mapping[str, Any], source: str, number: int) -> ParsedRow:
+def parse_object(fields: JsonObject, source: str, number: int) -> ParsedRow:
     """Parse an object of JSON values like a line; surrogates in its texts stand for undecodable bytes (PEP 383).
 
     Args:

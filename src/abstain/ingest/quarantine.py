@@ -26,7 +26,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from abstain.core.codes import Code
 from abstain.core.contracts import Row
@@ -114,6 +114,18 @@ class QuarantineFile:
     blocking: str | None
 
 
+class Block(NamedTuple):
+    """What a file of the quarantine blocks until a user decides on it.
+
+    Attributes:
+        sources: Names of the blocked sources.
+        message: Why they are blocked.
+    """
+
+    sources: list[str]
+    message: str
+
+
 class Quarantine:
     """The quarantine of a data folder, as it was when this object was made.
 
@@ -123,7 +135,7 @@ class Quarantine:
     Attributes:
         folder: The folder of the quarantine.
         discarded: Digests of discarded rows.
-        blocking: Id of a file -> the sources that it blocks, and the message.
+        blocking: Id of a file -> what it blocks.
     """
 
     def __init__(self, data: Path) -> None:
@@ -133,9 +145,8 @@ class Quarantine:
         self.discarded = frozenset(
             discarded_file.read_text(encoding="utf-8").split() if discarded_file.exists() else ()
         )
-        self.blocking: dict[str, dict[str, Any]] = (
-            json.loads(blocking_file.read_text()) if blocking_file.exists() else {}
-        )
+        blocks = json.loads(blocking_file.read_text()) if blocking_file.exists() else {}
+        self.blocking = {name: Block(**block) for name, block in blocks.items()}
 
     def list_paths(self) -> list[Path]:
         """Return the paths of all files, sorted."""
@@ -165,8 +176,8 @@ class Quarantine:
     def _describe(self, path: Path) -> QuarantineFile:
         rows = list(self.iter_rows(path))
         sources, reasons = dict.fromkeys(row.source for row in rows), count_reasons(row.reasons for row in rows)
-        blocking = self.blocking.get(path.stem, {}).get("message")
-        return QuarantineFile(path.stem, len(rows), tuple(sources), reasons, blocking)
+        block = self.blocking.get(path.stem)
+        return QuarantineFile(path.stem, len(rows), tuple(sources), reasons, block and block.message)
 
     def iter_rows_awaiting_documents(self) -> Iterator[QuarantinedRow]:
         """Return an iterator over the rows that await documents."""
@@ -236,7 +247,7 @@ class Quarantine:
             write_atomically(path, to_json_lines(remaining))
             return len(discarded)
         if self.blocking.pop(path.stem, None):
-            write_atomically(self.folder / "blocking.json", to_json(self.blocking))
+            write_atomically(self.folder / "blocking.json", self._format_blocking())
         path.unlink()
         return len(discarded)
 
@@ -262,19 +273,20 @@ class Quarantine:
             sources: Names of the sources; they are added to those that the file blocks already.
             message: Why they are blocked.
         """
-        existing_sources = self.blocking.get(name, {}).get("sources", [])
-        self.blocking[name] = {"sources": sorted({*existing_sources, *sources}), "message": message}
+        existing_sources = self.blocking[name].sources if name in self.blocking else ()
+        self.blocking[name] = Block(sorted({*existing_sources, *sources}), message)
 
     def unblock(self, sources: Sequence[str]) -> None:
         """Unblock the files all of whose sources are among `sources`: a later batch of these was good."""
-        self.blocking = {
-            name: entry for name, entry in self.blocking.items() if not set(entry["sources"]) <= set(sources)
-        }
+        self.blocking = {name: block for name, block in self.blocking.items() if not set(block.sources) <= set(sources)}
 
     def stage_blocking(self, staging: StagedBatch) -> None:
         """Stage the list of blocked sources, if there is or was any."""
         if self.blocking or (self.folder / "blocking.json").exists():
-            staging.stage_file(f"{FOLDER}/blocking.json", to_json(self.blocking))
+            staging.stage_file(f"{FOLDER}/blocking.json", self._format_blocking())
+
+    def _format_blocking(self) -> bytes:
+        return to_json({name: block._asdict() for name, block in self.blocking.items()})
 
 
 class QuarantineWriter:
@@ -319,7 +331,7 @@ def require_unblocked(data: Path) -> None:
         suffix = f" (and {len(blocking) - 1} more)" if len(blocking) > 1 else ""
         raise AbstainError(
             Code.BATCH_REJECTED,
-            f"the retrain is blocked{suffix}: {entry['message']}; fix the source and ingest again, or decide with "
+            f"the retrain is blocked{suffix}: {entry.message}; fix the source and ingest again, or decide with "
             f"`abstain quarantine retry {name}` or `abstain quarantine discard {name}`",
         )
 

@@ -135,14 +135,10 @@ def describe_sample(design: ReviewDesign, candidates: ReviewCandidates) -> Itera
     if len(displays):
         withheld = displays.index[displays == "withheld"]
         n_withheld = int(design.rows.index.isin(withheld).sum())
-        shortfall = (
-            f"; {design.n_missing:,} fewer than --withheld-share asks for, others are sampled instead"
-            if design.n_missing
-            else ""
-        )
+        shortfall = f"; {design.n_missing:,} fewer than --withheld-share asks for, others are sampled instead"
         share = n_withheld / max(len(withheld), 1)
-        withheld_text = f"of the {len(withheld):,} answers withheld from users {n_withheld:,} are sampled"
-        yield f"{withheld_text} ({share:.0%}){shortfall}"
+        sampled = f"of the {len(withheld):,} answers withheld from users {n_withheld:,} are sampled ({share:.0%})"
+        yield sampled + (shortfall if design.n_missing else "")
     if len(design.strata) < len(STRATA):
         strata = " and ".join(design.strata).replace("_", " ") or "nothing"
         yield (

@@ -1,7 +1,5 @@
 """The shipped parameters with one thing changed, and personal data that is nobody's, right to its check digits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -27,14 +25,14 @@ def params(**changes: Any) -> PrivacyParams:
     return SHIPPED.model_copy(update=changes)
 
 
-def handed_texts(monkeypatch: pytest.MonkeyPatch, finder: str) -> list[str]:
+def record_handed_texts(monkeypatch: pytest.MonkeyPatch, finder: str) -> list[str]:
     """Every text that redactors made from now on hand to a recognizer of `finder`, as they do."""
     handed: list[str] = []
     make: Callable[..., FindEntities] = getattr(redaction, finder)
 
     def watched(*arguments: object) -> FindEntities:
         find = make(*arguments)
-        return lambda text: handed.append(text) or find(text)  # type: ignore[func-returns-value]
+        return lambda text: handed.append(text) or find(text)
 
     monkeypatch.setattr(redaction, finder, watched)
     return handed

@@ -1,20 +1,20 @@
-from __future__ import annotations
-
 import json
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.contracts import Context
 from abstain.core.errors import AbstainError
-from abstain.ingest.parsing import ParsedRow, parse_line, read_document, serialize_row
+from abstain.core.reasons import Reasons
+from abstain.data.validation.checks import ValidatedRows
+from abstain.data.validation.runner import ValidationResult
+from abstain.ingest.parsing import ParsedRow, make_reason, parse_line, read_document, serialize_row
 from abstain.ingest.pipeline.run import BatchRejected, ingest
 from abstain.ingest.privacy import policy
 from abstain.ingest.privacy.policy import Privacy
@@ -49,36 +49,37 @@ def read(**fields: Any) -> ParsedRow:
     return parse_line(json.dumps(rows.row(**fields)).encode(), "f.jsonl", 1)
 
 
-def typed(text: str) -> ParsedRow:
+def make_typed_row(text: str) -> ParsedRow:
     """A row that has `text` wherever somebody may have typed it, and where nobody did."""
     contexts = [{"chunk_id": "a#1", "text": text}]
     thumb, review = rows.thumb(user="ann", comment=text), rows.verdict(ideal_answer=text)
     return read(question=text, answer=text, contexts=contexts, group=text, thumb=thumb, review=review)
 
 
-def test_users_get_pseudonyms_and_reviewers_keep_their_names() -> None:
+def test_privacy_users_get_pseudonyms_reviewers_only_if_set() -> None:
     privacy = open_privacy(redact=())
-    row = privacy.apply(typed("Who?"))
-    assert row.thumb is not None and row.thumb.user == privacy.get_pseudonym("ann") != "ann"
-    assert row.review is not None and row.review.reviewer == "sme-1"
+    row = privacy.apply(make_typed_row("Who?"))
+    assert row.thumb.user == privacy.get_pseudonym("ann") != "ann"
+    assert row.review.reviewer == "sme-1"
     assert privacy.apply(row) is row
-    both = open_privacy(redact=(), pseudonymize=False, pseudonymize_reviewers=True).apply(typed("Who?"))
-    assert both.review is not None and both.review.reviewer.startswith("r-")
-    assert both.thumb is not None and both.thumb.user == "ann"
+    both = open_privacy(redact=(), pseudonymize=False, pseudonymize_reviewers=True).apply(make_typed_row("Who?"))
+    assert both.review.reviewer.startswith("r-")
+    assert both.thumb.user == "ann"
 
 
-class Blank:
-    """In place of a redactor, whose recognizers take seconds to import."""
+def replace_mail(text: str) -> tuple[str, Counter[str]]:
+    return text.replace(MAIL, "<EMAIL_ADDRESS>"), Counter(EMAIL_ADDRESS=text.count(MAIL))
 
-    def redact(self, text: str) -> tuple[str, Counter[str]]:
-        return text.replace(MAIL, "<EMAIL_ADDRESS>"), Counter(EMAIL_ADDRESS=text.count(MAIL))
+
+USER, BLANK = "user-of-the-bank", SimpleNamespace(redact=replace_mail)
+"""In place of a redactor, whose recognizers take seconds to import."""
+PRIVACY = Privacy(BLANK, replace_user=Pseudonyms(KEY.encode()).pseudonymize_user)
 
 
 def test_privacy_typed_text_is_redacted_contexts_and_ids_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy, "Redactor", lambda params: Blank())
+    monkeypatch.setattr(policy, "Redactor", lambda params: BLANK)
     privacy, text = open_privacy(), f"Write to {MAIL}."
-    row = privacy.apply(typed(text))
-    assert row.interaction is not None and row.thumb is not None and row.review is not None
+    row = privacy.apply(make_typed_row(text))
     redacted = (row.interaction.question, row.interaction.answer, row.thumb.comment, row.review.ideal_answer)
     assert set(redacted) == {"Write to <EMAIL_ADDRESS>."}
     assert row.interaction.contexts[0].text == row.interaction.group == text
@@ -86,20 +87,18 @@ def test_privacy_typed_text_is_redacted_contexts_and_ids_stay(monkeypatch: pytes
     assert privacy.apply(row) is row
     contexts = [{"chunk_id": MAIL, "text": "a"}, {"chunk_id": "a#2", "text": text}]
     redacted_contexts = open_privacy(redact_contexts=True).apply(read(contexts=contexts)).interaction
-    assert redacted_contexts is not None
     assert redacted_contexts.contexts == (Context(chunk_id=MAIL, text="a"), Context(chunk_id="a#2", text=redacted[0]))
 
 
-def test_off_is_off() -> None:
-    row = typed(f"{MAIL} {CARD}")
+def test_privacy_off_changes_nothing() -> None:
+    row = make_typed_row(f"{MAIL} {CARD}")
     for privacy in (Privacy.noop(), open_privacy(redact=(), pseudonymize=False)):
         assert privacy.apply(row) is row
         assert privacy.get_pseudonym("ann") == "ann" and privacy.counts == {}
 
 
-def test_documents_and_rows_without_contents_stay() -> None:
-    privacy = open_privacy()
-    text = rows.markdown(body=f"Write to {MAIL}.")
+def test_privacy_documents_and_rejected_rows_stay() -> None:
+    privacy, text = open_privacy(), rows.markdown(body=f"Write to {MAIL}.")
     document = read_document(text.encode(), "a.md")
     broken = parse_line(b'{"question": 1}', "f.jsonl", 1)
     assert document.document is not None and privacy.apply(document) is document
@@ -111,49 +110,38 @@ def test_documents_and_rows_without_contents_stay() -> None:
 
 
 @pytest.mark.slow
-def test_what_a_field_is_called_leaves_redacted_printable_and_escaped(tmp_path: Path) -> None:
+def test_ingest_field_names_leave_redacted_and_escaped(tmp_path: Path) -> None:
     name = f"{MAIL} [x](http://evil/) <img src=http://evil/x> \x1b[2J\u202e"
     fields = [{**rows.row("i-1"), name: 1}, {**rows.row("i-2"), "thumb": {**rows.thumb(), name: 2}}]
     fields += [{**rows.row("i-3"), "x" * 75 + MAIL: 1}, {**rows.row("i-4"), "x" * 50_000: 1}]
-    lines = rows.write_lines(tmp_path / "a.jsonl", *fields)
-    twice = f'{{"{"x" * 75}{MAIL}": 1, "{"x" * 75}{MAIL}": 2}}\n'
-    lines.write_text(lines.read_text() + twice)
-    table = tmp_path / "b.csv"
-    table.write_text(f"interaction_id,question,{name}\n1,2,3\n")
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    (folder / f"{MAIL} <img src=x>.txt").write_text("a")
-    (folder / "rows.jsonl").write_text("{}")
-    sources = make_explicit_sources([str(lines), str(table), str(folder)])
-    data = tmp_path / "data"
+    twice = f'{{"{"x" * 75}{MAIL}": 1, "{"x" * 75}{MAIL}": 2}}'
+    inbox, data = tmp_path / "in", tmp_path / "data"
+    inbox.mkdir()
+    rows.write_lines(inbox / "a.jsonl", *fields, twice, "{}")
+    (inbox / "b.csv").write_text(f"interaction_id,question,{name}\n1,2,3\n")
+    (inbox / f"{MAIL} <img src=x>.txt").write_text("a")
     with pytest.raises(BatchRejected) as refused:
-        ingest(sources, data, rows.PARAMS, rows.NOW, privacy=open_privacy())
+        ingest(make_explicit_sources([str(inbox)]), data, rows.PARAMS, rows.NOW, privacy=open_privacy())
     kept = [row for path in Quarantine(data).list_paths() for row in Quarantine(data).iter_rows(path)]
     markdown, page = ingest_report(refused.value.report, "run", kept, str(refused.value))
-    blocking = (data / "quarantine" / "blocking.json").read_text()
-    told = [markdown, page, str(refused.value), json.loads(blocking).popitem()[1]["message"]]
-    told += [reason.message_with_code for row in kept for reason in row.reasons]
-    for text in told:
+    (block,) = Quarantine(data).blocking.values()
+    reasons = [reason.message_with_code for row in kept for reason in row.reasons]
+    for text in (markdown, page, str(refused.value), block.message, *reasons):
         assert MAIL.partition(".")[0] not in text and not set("\x1b\u202e") & set(text)
     assert "<img" not in page and "<img" not in markdown.replace("\\<img", "")
-    assert max(map(len, told[4:])) <= 1_100
+    assert max(map(len, reasons)) <= 1_100
 
 
-def test_an_error_that_quotes_what_was_typed_is_redacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy, "Redactor", lambda params: Blank())
-
-    def fail(self: FileSource, state: Any) -> Any:
-        raise AbstainError(Code.WRONG_FORMAT, f"its fields are {MAIL} \x1b[2J")
-
-    monkeypatch.setattr(FileSource, "read", fail)
+def test_ingest_error_of_a_source_is_redacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy, "Redactor", lambda params: BLANK)
+    problem = AbstainError(Code.WRONG_FORMAT, f"its fields are {MAIL} \x1b[2J")
+    source = SimpleNamespace(name="a", read=Mock(side_effect=problem))
     with pytest.raises(AbstainError) as error:
-        ingest(
-            make_explicit_sources([str(tmp_path / "a.jsonl")]), tmp_path, rows.PARAMS, rows.NOW, privacy=open_privacy()
-        )
+        ingest([source], tmp_path, rows.PARAMS, rows.NOW, privacy=open_privacy())
     assert str(error.value) == "its fields are <EMAIL_ADDRESS> \ufffd[2J" and error.value.code == Code.WRONG_FORMAT
 
 
-def test_no_key_is_made_where_nobody_gets_a_pseudonym(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_privacy_without_pseudonyms_makes_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ABSTAIN_USER_KEY")
     team = Settings(home=tmp_path, origin_url="git@example.org:team/abstain.git")
     Privacy.from_params(params(pseudonymize=False), team)
@@ -166,7 +154,7 @@ def test_no_key_is_made_where_nobody_gets_a_pseudonym(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.slow
-def test_the_sample_comes_out_unchanged() -> None:
+def test_privacy_sample_stays_unchanged() -> None:
     privacy = open_privacy(pseudonymize=False)
     lines = [line for file in (HISTORY, INCOMING) for line in file.read_bytes().splitlines()]
     assert len(lines) > 500
@@ -176,56 +164,31 @@ def test_the_sample_comes_out_unchanged() -> None:
     assert privacy.counts == {}
 
 
-@given(
-    st.lists(st.just(MAIL) | st.text(max_size=10), min_size=1).map(" ".join).filter(str.strip),
-    st.text(min_size=1).filter(str.strip),
-    st.booleans(),
-    st.booleans(),
-)
-def test_privacy_kept_text_gives_the_row_that_apply_gives(text: str, user: str, contexts: bool, escaped: bool) -> None:
-    names = Pseudonyms(KEY.encode())
-    reviewer = names.pseudonymize_reviewer if contexts else None
-    privacy = Privacy(
-        Blank(), redact_contexts=contexts, replace_user=names.pseudonymize_user, replace_reviewer=reviewer
-    )  # type: ignore[arg-type]
-    row = typed(text)
-    fields = json.loads(row.raw)
-    fields["thumb"]["user"] = user
-    raw = json.dumps(fields, ensure_ascii=escaped).encode()
-    row = parse_line(raw, "f.jsonl", 1)
-    assert not row.reasons
-    applied = privacy.apply(row)
-    kept = serialize_row(applied)
-    assert kept is not None
-    again = parse_line(kept.encode(), "f.jsonl", 1)
-    assert again == replace(applied, raw=again.raw)
-    assert serialize_row(privacy.apply(again)) == kept
+@pytest.mark.parametrize("reasons", [(), (make_reason("question", "odd"),)], ids=["accepted", "rejected"])
+def test_ingest_valid_row_is_stored_redacted(tmp_path: Path, reasons: Reasons) -> None:
+    def validate(new: ValidatedRows, *_: object) -> ValidationResult:
+        return ValidationResult(rows={}, reasons={line.key: reasons for line in new.interactions if reasons})
+
+    file = rows.write_lines(tmp_path / "a.jsonl", rows.row(question=f"I am {MAIL}", thumb=rows.thumb(user=USER)))
+    limits = rows.PARAMS.model_copy(update={"max_failed_fraction": 1.0})
+    sources, data = make_explicit_sources([str(file)]), tmp_path / "data"
+    ingest(sources, data, limits, rows.NOW, privacy=PRIVACY, validate=validate)
+    stored = "".join(content.decode() for content in rows.bytes_of(data).values())
+    assert "I am <EMAIL_ADDRESS>" in stored and PRIVACY.get_pseudonym(USER) in stored
+    assert MAIL not in stored and USER not in stored
 
 
-def test_ingest_secrets_of_refused_rows_reach_no_file_and_no_message(tmp_path: Path) -> None:
-    user = "user-of-the-bank"
-    lines = [
-        rows.row(**{MAIL: 1}),
-        rows.row(user_id=user, question=f"I am {MAIL}"),
-        f'{{"user": "{user}", "question": "{MAIL}',
-    ]
-    (tmp_path / "in").mkdir()
-    rows.write_lines(tmp_path / "in" / "a.jsonl", *lines)
-    (tmp_path / "in" / "headless.csv").write_text(f"q-1,{user},{MAIL}\n")
-    (tmp_path / "in" / "shifted.csv").write_text(f"interaction_id,user,comment\nq-1,{user},my address, {MAIL}\n")
-    privacy = Privacy(Blank(), replace_user=Pseudonyms(KEY.encode()).pseudonymize_user)  # type: ignore[arg-type]
-    source, data = FileSource(name="inbox", url=str(tmp_path / "in")), tmp_path / "data"
+def test_ingest_rejected_rows_leave_no_secret_anywhere(tmp_path: Path) -> None:
+    inbox, data = tmp_path / "in", tmp_path / "data"
+    inbox.mkdir()
+    half = f'{{"user": "{USER}", "question": "{MAIL}'
+    rows.write_lines(inbox / "a.jsonl", rows.row(**{MAIL: 1}), rows.row(user_id=USER, question=f"I am {MAIL}"), half)
+    (inbox / "headless.csv").write_text(f"q-1,{USER},{MAIL}\n")
+    (inbox / "shifted.csv").write_text(f"interaction_id,user,comment\nq-1,{USER},my address, {MAIL}\n")
+    source = FileSource(name="inbox", url=str(inbox))
     with pytest.raises(BatchRejected, match="5 of 5 new rows fail") as refused:
-        ingest([source], data, rows.PARAMS, rows.NOW, privacy=privacy, validate=rows.accept_all)
+        ingest([source], data, rows.PARAMS, rows.NOW, privacy=PRIVACY, validate=rows.accept_all)
     found = str(refused.value) + refused.value.report.to_markdown()
     found += "".join(content.decode() for content in rows.bytes_of(data).values())
-    assert MAIL not in found and user not in found
-    assert "<EMAIL_ADDRESS>: unknown field" in found and privacy.get_pseudonym(user) not in found
-
-
-@pytest.mark.slow
-def test_privacy_shipped_entities_are_redacted_and_counted() -> None:
-    privacy = open_privacy()
-    row = privacy.apply(typed(f"{CARD}, {MAIL}"))
-    assert row.interaction is not None and row.interaction.question == "<CREDIT_CARD>, <EMAIL_ADDRESS>"
-    assert privacy.counts == {"CREDIT_CARD": 4, "EMAIL_ADDRESS": 4}
+    assert MAIL not in found and USER not in found
+    assert "<EMAIL_ADDRESS>: unknown field" in found and PRIVACY.get_pseudonym(USER) not in found

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -9,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from abstain.ingest.privacy.recognizers import EntityHit, FindEntities, make_pattern_finder
@@ -21,18 +19,14 @@ from tests.ingest.privacy.builders import params
 
 pytestmark = pytest.mark.slow  # Presidio takes seconds to import
 
-relaxed = settings(deadline=None)  # the first text waits for Presidio
 REDACTOR = Redactor(builders.SHIPPED)
 PLACEHOLDERS = [f"<{name}>" for name in builders.SHIPPED.redact]
 
+SIGNS = ["@", "+", "-", ".", "DE89 ", "4111 ", "1", "x"]
 fragments = st.lists(
-    st.one_of(
-        builders.secrets,
-        st.text(max_size=8),
-        st.sampled_from(
-            [*PLACEHOLDERS, *builders.BEFORE, *builders.AFTER, "@", "+", "-", ".", "DE89 ", "4111 ", "1", "x"]
-        ),
-    ),
+    builders.secrets
+    | st.text(max_size=8)
+    | st.sampled_from([*PLACEHOLDERS, *builders.BEFORE, *builders.AFTER, *SIGNS]),
     max_size=8,
 )
 
@@ -50,29 +44,26 @@ def bare(text: str) -> str:
     return "".join(filter(str.isalnum, text)).casefold()
 
 
-@relaxed
 @given(st.text(), st.sampled_from(builders.BEFORE), builders.secrets, st.sampled_from(builders.AFTER), st.text())
 @example("", "", "ann@example.org", ".", "Please")
 @example("3000", " ", "4111 1111 1111 1111", " ", "2026")
 @example("", "", "AT61 1904 3002 3457 3201", " ", "1000 Euro")
-def test_a_secret_is_lost_wherever_it_stands(before: str, left: str, secret: str, right: str, after: str) -> None:
+def test_redact_secret_is_removed_wherever_it_is(before: str, left: str, secret: str, right: str, after: str) -> None:
     redacted, removed = REDACTOR.redact(f"{before}{left}{secret}{right}{after}")
     assert secret not in redacted and bare(secret) not in bare(redacted)
     assert removed.total() >= 1 and any(f"<{name}>" in redacted for name in removed)
 
 
-@relaxed
 @given(fragments)
-def test_redacting_again_changes_nothing(parts: list[str]) -> None:
+def test_redact_twice_is_redact_once(parts: list[str]) -> None:
     text = "".join(parts)
     once = redact(text)
     assert (redact(once) == once and once != "") or text == ""
     assert redact(text) == once
 
 
-@relaxed
 @given(fragments)
-def test_whatever_presidio_finds_by_itself_is_gone(parts: list[str]) -> None:
+def test_redact_removes_all_that_presidio_finds(parts: list[str]) -> None:
     text = "".join(parts)
     assume("<" not in text and not re.search(r"(?<!\d)1(?:[ -]?\d){12}", text))  # cards begin with 2 to 6
     for find in presidio():
@@ -104,10 +95,13 @@ def test_whatever_presidio_finds_by_itself_is_gone(parts: list[str]) -> None:
         ("2223 0031 2200 3222 / 6221 2601 2345 6789 453", "<CREDIT_CARD> / <CREDIT_CARD>"),
         ("Amex 3782 822463 10005.", "Amex <CREDIT_CARD>."),
         ("DE89370400440532013000COBADEFFXXX", "<IBAN_CODE>COBADEFFXXX"),
+        ("4111-1111-1111-1111-123 4", "<CREDIT_CARD>-123 4"),
+        ("an AT61 1904 3002 3457 3201 1000 Euro", "an <IBAN_CODE> 1000 Euro"),
+        ("de89370400440532013000cobadeff", "<IBAN_CODE>cobadeff"),
         ("mailto:ann@example.org?subject=a", "mailto:<EMAIL_ADDRESS>?subject=a"),
     ],
 )
-def test_every_script_and_form_is_read(text: str, redacted: str) -> None:
+def test_redact_every_script_and_form(text: str, redacted: str) -> None:
     assert redact(text) == redacted
 
 
@@ -125,7 +119,7 @@ def test_every_script_and_form_is_read(text: str, redacted: str) -> None:
         ("４１１１ １１１１ １１１１ １１１１²", "<CREDIT_CARD>²"),
     ],
 )
-def test_a_sign_beside_a_secret_hides_nothing(text: str, redacted: str) -> None:
+def test_redact_sign_next_to_a_secret_hides_nothing(text: str, redacted: str) -> None:
     assert redact(text) == redacted
 
 
@@ -140,86 +134,57 @@ def test_a_sign_beside_a_secret_hides_nothing(text: str, redacted: str) -> None:
         "0170 1234567 is a phone number only where phone_regions says so",
         "978-3-16-148410-0, 192.168.0.1, 00:1a:2b:3c:4d:5e, v1.2.3.4",
         "<EMAIL_ADDRESS> and <CREDIT_CARD>, <IBAN_CODE>",
+        "Order 12345678, invoice R-2026-0042, flat 12b, 24/7, 50 % of 1 000",
+        "A4111111111111111 4111111111111111B, 4111 1111 1111 1234 5678 9012 3452",
     ],
 )
-def test_what_only_looks_like_something_stays(text: str) -> None:
+def test_redact_look_alikes_stay(text: str) -> None:
     assert redact(text) is text
 
 
-def test_what_is_no_secret_stays() -> None:
+def test_redact_kept_values_stay() -> None:
     redactor = Redactor(params(keep=("Help@Bank.example.com ", "+49 170 1234567", "help@bank.co.uk")))
-    text = "help@bank.example.com or +49 170 1234567, help@bank.co.uk, not ann@bank.example.com or +49 170 1234568"
-    assert redactor.redact(text)[0] == text.replace("ann@bank.example.com", "<EMAIL_ADDRESS>").replace(
-        "+49 170 1234568", "<PHONE_NUMBER>"
-    )
+    kept = "help@bank.example.com or +49 170 1234567, help@bank.co.uk, not "
+    redacted, _ = redactor.redact(f"{kept}ann@bank.example.com or +49 170 1234568")
+    assert redacted == f"{kept}<EMAIL_ADDRESS> or <PHONE_NUMBER>"
 
 
-def test_phone_numbers_of_a_country_need_its_name() -> None:
+def test_redact_national_phone_numbers_need_a_region() -> None:
     text = "0170 1234567 since 2019, or (020) 7946-0958"
     assert redact(text) == text
     assert Redactor(params(phone_regions=("DE",))).redact(text)[0].startswith("<PHONE_NUMBER> since 2019")
 
 
-def test_other_entities_and_scores() -> None:
+def test_redact_other_entities_and_scores() -> None:
     assert Redactor(params(redact=("IP_ADDRESS",))).redact("a:b 10.0.0.1 x@y.de")[0] == "a:b <IP_ADDRESS> x@y.de"
     weak = params(redact=("US_SSN", "US_SSN"), min_score=0.01)
     assert Redactor(weak).redact("id 536904399")[0] == "id <US_SSN>"
     assert Redactor(params(redact=("URL", "EMAIL_ADDRESS"))).redact("ann@example.org")[0] == "<EMAIL_ADDRESS>"
 
 
-def test_overlapping_hits_are_one_and_the_longest_names_it() -> None:
-    hits = [
-        EntityHit("A", 0, 5, 0.5),
-        EntityHit("B", 3, 9, 0.4),
-        EntityHit("C", 8, 10, 1.0),
-        EntityHit("D", 10, 12, 0.5),
-        EntityHit("E", 10, 12, 0.6),
-    ]
+def test_merge_hits_overlapping_are_one_named_by_the_longest() -> None:
+    ranges = [("A", 0, 5, 0.5), ("B", 3, 9, 0.4), ("C", 8, 10, 1.0), ("D", 10, 12, 0.5), ("E", 10, 12, 0.6)]
+    hits = [EntityHit(*hit) for hit in ranges]
     assert merge_hits(hits) == [EntityHit("B", 0, 10, 0.4), EntityHit("E", 10, 12, 0.6)]
     assert merge_hits(reversed(hits)) == merge_hits(hits) and merge_hits([]) == []
 
 
-UNITS = [
-    *(
-        "a",
-        "@",
-        "a@",
-        "a@b.c",
-        "a.b-",
-        "1",
-        "1 ",
-        "123 ",
-        "1.2.3.",
-        "1111 ",
-        "4111-",
-        "3234 ",
-        "+1",
-        "+123456 ",
-        "DE12 ",
-    ),
-    *(
-        "\u00e9@\u8c22.",
-        "a@b.c\u00b9",
-        "DE89 ",
-        "of 12 euros ",
-        "<URL>",
-        "x@y.de ",
-        "4111111111111111 ",
-        "DE89370400440532013000",
-    ),
-]
+UNITS = re.split(
+    r"\|", "a|@|a@|a@b.c|a.b-|1|1 |123 |1.2.3.|1111 |4111-|3234 |+1|+123456 |DE12 |DE89 |of 12 euros |<URL>"
+)
+UNITS += ["\u00e9@\u8c22.", "a@b.c\u00b9", "x@y.de ", "4111111111111111 ", "DE89370400440532013000"]
 
 
 def read(monkeypatch: pytest.MonkeyPatch, text: str) -> list[str]:
     """What recognizers are handed of `text`."""
     with monkeypatch.context() as watched:
-        handed = builders.handed_texts(watched, "make_pattern_finder")
+        handed = builders.record_handed_texts(watched, "make_pattern_finder")
         Redactor(builders.SHIPPED).redact(text)
     return handed
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_recognizers_read_of_a_long_text_in_proportion(monkeypatch: pytest.MonkeyPatch, unit: str) -> None:
+def test_redact_work_is_linear_in_length(monkeypatch: pytest.MonkeyPatch, unit: str) -> None:
     shorter, longer = (read(monkeypatch, unit * (size // len(unit))) for size in (3_000, 12_000))
     assert len(longer) <= 4.1 * len(shorter) + 12 and max(map(len, longer), default=0) <= WINDOW
     assert sum(map(len, longer)) <= 4.1 * sum(map(len, shorter)) + 2_000
@@ -227,14 +192,14 @@ def test_recognizers_read_of_a_long_text_in_proportion(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_a_secret_in_a_long_text_is_lost(unit: str) -> None:
+def test_redact_secret_in_a_long_text_is_removed(unit: str) -> None:
     secret = "ann@example.org 4111 1111 1111 1111"
     redacted = redact(f"{unit * (6_000 // len(unit))} {secret} {unit * (6_000 // len(unit))}")
     assert "ann@example.org" not in redacted and "4111 1111 1111 1111" not in redacted
 
 
 @pytest.mark.parametrize("unit", ["123 ", "1", "a@", "1.2.3."])
-def test_a_megabyte_of_one_unit_takes_less_than_a_second(unit: str) -> None:
+def test_redact_megabyte_of_one_unit_takes_under_a_second(unit: str) -> None:
     text = unit * (1_000_000 // len(unit))
     start = time.process_time()
     assert redact(text) is text
@@ -259,13 +224,11 @@ needless = "presidio_analyzer" in sys.modules
 redacted = redactor.redact("ann@example.org, bob@example.museum, DE89370400440532013000, +49 170 1234567")[0]
 ours, heavy = len(tried), [name for name in ("torch", "transformers") if name in sys.modules]
 home = [str(path) for path in Path.home().rglob("*")]
-from presidio_analyzer.predefined_recognizers import EmailRecognizer
-EmailRecognizer().analyze("ann@example.org", ["EMAIL_ADDRESS"])
-print(json.dumps([before, needless, redacted, ours, heavy, home, len(tried) - ours]))
+print(json.dumps([before, needless, redacted, ours, heavy, home]))
 """
 
 
-def test_the_network_is_never_asked_and_nothing_is_said_or_left(tmp_path: Path) -> None:
+def test_redact_uses_no_network_and_leaves_no_file(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "always::UserWarning", "-c", NETWORK, str(TEMPLATE / "params.yaml")],
         env={"HOME": str(tmp_path), "PYTHONPATH": str(ROOT / "src"), "PATH": "/usr/bin:/bin"},
@@ -275,15 +238,12 @@ def test_the_network_is_never_asked_and_nothing_is_said_or_left(tmp_path: Path) 
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    before, needless, redacted, ours, heavy, home, theirs = json.loads(done.stdout)
+    before, needless, redacted, ours, heavy, home = json.loads(done.stdout)
     assert redacted == "<EMAIL_ADDRESS>, <EMAIL_ADDRESS>, <IBAN_CODE>, <PHONE_NUMBER>"
     assert (before, needless, ours, heavy, home) == (False, False, 0, [], [])
-    assert theirs > 0, "Presidio's own recognizer asks no more: is ours still needed?"
 
 
-def test_values_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_redact_logs_no_values(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("DEBUG"):
-        Redactor(builders.SHIPPED).redact(
-            "ann@example.org 4111 1111 1111 1111 DE89370400440532013000 XX00 1111 2222 3333"
-        )
-    assert "example" not in caplog.text and "1111" not in caplog.text and "3704" not in caplog.text
+        Redactor(builders.SHIPPED).redact("ann@example.org 4111 1111 1111 1111 DE89370400440532013000 XX00 1111 2222")
+    assert not any(part in caplog.text for part in ("example", "1111", "3704"))

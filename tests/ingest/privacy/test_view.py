@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest
@@ -25,7 +23,7 @@ ODD = "aZ9@ .-\n\u00ad\u0301\u00e9\uff21\u24ea\u2469\ufb01\u0660\u8bf7\u0430%40&
         ("\ufb01\u338f", "fikg"),
     ],
 )
-def test_view_shows_what_patterns_read(text: str, shown: str) -> None:
+def test_make_view_normalizes_the_text(text: str, shown: str) -> None:
     assert make_view(text).text == shown
 
 
@@ -38,12 +36,12 @@ def test_view_shows_what_patterns_read(text: str, shown: str) -> None:
         ("a 1 &#64;", ["a 1 @"]),
     ],
 )
-def test_signs_that_show_letters_are_also_line_breaks(text: str, shown: list[str]) -> None:
+def test_make_views_shows_signs_also_as_line_breaks(text: str, shown: list[str]) -> None:
     assert [view.text for view in make_views(text)] == shown
 
 
 @given(st.text() | st.text(alphabet=ODD))
-def test_places_of_views_cover_the_text_in_order(text: str) -> None:
+def test_map_span_places_cover_the_text_in_order(text: str) -> None:
     for view in make_views(text):
         assert len(view.starts) == len(view.text) + 1 and view.starts[-1] == len(text)
         places = [view.map_span(at, at + 1) for at in range(len(view.text))]
@@ -51,7 +49,7 @@ def test_places_of_views_cover_the_text_in_order(text: str) -> None:
         assert all(one == other or one[1] == other[0] for one, other in pairwise(places))
 
 
-def test_view_place_takes_whole_characters() -> None:
+def test_map_span_takes_whole_characters() -> None:
     view = make_view("x\u00ad of\ufb01ce\u0301!")
     at = view.text.index("fi")
     assert view.text == "x office!"

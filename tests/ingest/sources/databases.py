@@ -1,7 +1,5 @@
 """Tables of a team's database for tests, and readings of them."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections.abc import Mapping

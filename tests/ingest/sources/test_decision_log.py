@@ -1,7 +1,9 @@
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing
 from datetime import timedelta
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import pytest
@@ -14,9 +16,9 @@ from abstain.core.contracts import Interaction, Review, Thumb
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log import changes as module
 from abstain.data.decision_log import queries
+from abstain.data.decision_log.decisions import LoggedDecision
 from abstain.data.decision_log.log import DecisionLog
 from abstain.data.store.dataset import DataStore
-from abstain.ingest.erasure import erase_rows
 from abstain.ingest.parsing import ParsedRow
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.privacy.policy import Privacy
@@ -28,41 +30,38 @@ from tests.checkout import ROOT
 from tests.data.builders import NOW, PARAMS, accept_all, feedback, interaction, review
 from tests.data.decision_log.builders import AT, bytes_in, decision, open_log, url_of
 
+Open = Callable[..., DecisionLog]
 NONE = {"withheld_sampling_rate": 0.0, "shown_sampling_rate": 0.0}
 ALL = {"withheld_sampling_rate": 1.0, "shown_sampling_rate": 1.0}
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Iterator[Callable[..., DecisionLog]]:
-    logs: list[DecisionLog] = []
-
-    def open_here(**options: Any) -> DecisionLog:
-        logs.append(open_log(url_of(tmp_path), **options))
-        return logs[-1]
-
-    yield open_here
-    for log in logs:
-        log.close()
+def open_here(tmp_path: Path) -> Iterator[Open]:
+    with ExitStack() as stack:
+        yield lambda **options: stack.enter_context(closing(open_log(url_of(tmp_path), **options)))
 
 
-def reader(folder: Path, state: Mapping[str, Any] | None = None) -> SourceReader:
+def open_reader(folder: Path, state: Mapping[str, Any] | None = None) -> SourceReader:
     return DecisionLogSource(name="decisions", url=url_of(folder)).read(state or {})
 
 
 def read(folder: Path, state: Mapping[str, Any] | None = None) -> tuple[list[ParsedRow], dict[str, Any]]:
-    reading = reader(folder, state)
+    reading = open_reader(folder, state)
     rows = list(reading)
     assert [row.reasons for row in rows] == [()] * len(rows)
     return rows, json.loads(json.dumps(reading.outcome.state))
 
 
-def parts(rows: list[ParsedRow]) -> list[tuple[str | None, str | None]]:
+def record(log: DecisionLog, *entries: LoggedDecision | Thumb | Review) -> None:
+    for entry in entries:
+        is_decision = isinstance(entry, LoggedDecision)
+        (log.record_decision(entry) if is_decision else log.record_feedback(token_hex(8), entry)).result()
+
+
+def list_parts(rows: list[ParsedRow]) -> list[tuple[str | None, str | None]]:
     """The interaction of each row, and that of its thumb or review."""
-    return [
-        (row.interaction and row.interaction.interaction_id, reply and reply.interaction_id)
-        for row in rows
-        for reply in [row.thumb or row.review]
-    ]
+    pairs = [(row.interaction, row.thumb or row.review) for row in rows]
+    return [(asked and asked.interaction_id, reply and reply.interaction_id) for asked, reply in pairs]
 
 
 def take(folder: Path, privacy: Privacy | None = None) -> IngestReport:
@@ -70,232 +69,171 @@ def take(folder: Path, privacy: Privacy | None = None) -> IngestReport:
     return ingest([source], folder / "data", PARAMS, NOW, privacy=privacy, incremental=True, validate=accept_all)
 
 
-def stored(folder: Path) -> tuple[list[str], list[str], list[str]]:
+def list_stored(folder: Path) -> tuple[list[str], ...]:
     store = DataStore(folder / "data")
-    return (
-        [row.interaction_id for row in store.iter_rows(Interaction)],
-        [row.interaction_id for row in store.iter_rows(Thumb)],
-        [row.interaction_id for row in store.iter_rows(Review)],
-    )
+    contracts = (Interaction, Thumb, Review)
+    return tuple([row.interaction_id for row in store.iter_rows(contract)] for contract in contracts)
 
 
-def test_what_got_feedback_and_what_was_drawn_comes_and_nothing_else(
-    tmp_path: Path, opened: Callable[..., DecisionLog]
-) -> None:
-    log = opened(**NONE)
-    for key in "abc":
-        log.record_decision(decision(key))
-    log.record_feedback("f-1", feedback("b", user="u-1"))
-    log.record_feedback("f-2", review("c")).result()
-    opened(**ALL).record_decision(decision("drawn", shown=False)).result()
+def test_decisions_only_sampled_and_rated_ones_come(tmp_path: Path, open_here: Open) -> None:
+    record(open_here(**NONE), *map(decision, "abc"), feedback("b", user="u-1"), review("c"))
+    record(open_here(**ALL), decision("drawn", shown=False))
     rows, state = read(tmp_path)
-    assert parts(rows) == [("drawn", None), ("b", "b"), ("c", "c")]
+    assert list_parts(rows) == [("drawn", None), ("b", "b"), ("c", "c")]
     assert rows[0].interaction == interaction("drawn", display="withheld")
     assert rows[1].interaction == interaction("b", display="shown", propensity=1.0)
     assert (rows[1].thumb, rows[2].review) == (feedback("b", user="u-1"), review("c"))
     assert read(tmp_path, state) == ([], state)
 
 
-def test_a_decision_in_the_place_of_one_that_said_nothing_comes_once(
-    tmp_path: Path, opened: Callable[..., DecisionLog]
-) -> None:
-    log = opened(**ALL)
-    log.record_decision(decision("a", shown=False, decision="unavailable", interaction=None))
-    log.record_decision(decision("b")).result()
+def test_decisions_one_that_replaces_an_empty_one_comes_once(tmp_path: Path, open_here: Open) -> None:
+    log = open_here(**ALL)
+    record(log, decision("a", shown=False, decision="unavailable", interaction=None), decision("b"))
     rows, state = read(tmp_path)
-    assert parts(rows) == [("b", None)]
-    log.record_decision(decision("a")).result()
+    assert list_parts(rows) == [("b", None)]
+    record(log, decision("a"))
     rows, state = read(tmp_path, state)
-    assert parts(rows) == [("a", None)]
+    assert list_parts(rows) == [("a", None)]
     assert read(tmp_path, state)[0] == []
 
 
-def test_late_feedback_brings_the_decision_that_was_not_taken(
-    tmp_path: Path, opened: Callable[..., DecisionLog]
-) -> None:
-    log = opened(**NONE)
-    log.record_decision(decision("a")).result()
+def test_decisions_unsampled_decision_comes_with_its_feedback(tmp_path: Path, open_here: Open) -> None:
+    log = open_here(**NONE)
+    record(log, decision("late"), feedback("early"))
     rows, state = read(tmp_path)
-    assert rows == []
-    log.record_feedback("f", feedback("a")).result()
+    assert list_parts(rows) == [(None, "early")]
+    record(log, decision("early"), feedback("late"))
     rows, state = read(tmp_path, state)
-    assert parts(rows) == [("a", "a")]
+    assert list_parts(rows) == [("early", None), ("late", "late")]
     assert read(tmp_path, state)[0] == []
 
 
-def test_feedback_before_its_decision_is_given_alone_and_the_decision_when_it_comes(
-    tmp_path: Path, opened: Callable[..., DecisionLog]
-) -> None:
-    log = opened(**NONE)
-    log.record_feedback("f", feedback("a")).result()
-    rows, state = read(tmp_path)
-    assert parts(rows) == [(None, "a")]
-    log.record_decision(decision("a")).result()
-    rows, state = read(tmp_path, state)
-    assert parts(rows) == [("a", None)]
+def test_decisions_feedback_on_states_alone_comes_alone(tmp_path: Path, open_here: Open) -> None:
+    record(open_here(**ALL), decision("a", interaction=None), feedback("a"))
+    reading = open_reader(tmp_path)
+    assert list_parts(list(reading)) == [(None, "a")] and reading.outcome.notes == ()
 
 
-def test_of_states_alone_feedback_is_given_alone(tmp_path: Path, opened: Callable[..., DecisionLog]) -> None:
-    log = opened(**ALL)
-    log.record_decision(decision("a", interaction=None))
-    log.record_feedback("f", feedback("a")).result()
-    reading = reader(tmp_path)
-    assert parts(list(reading)) == [(None, "a")] and reading.outcome.notes == ()
+numbers = st.integers(0, 7)
+steps = st.one_of(
+    *(st.tuples(st.just(step), numbers) for step in ("decide", "thumb", "review")),
+    st.tuples(st.just("ingest"), st.booleans()),
+)
 
 
 @pytest.mark.heavy
-@given(
-    st.lists(
-        st.one_of(
-            st.tuples(st.just("decide"), st.integers(0, 7)),
-            st.tuples(st.just("thumb"), st.integers(0, 7)),
-            st.tuples(st.just("review"), st.integers(0, 7)),
-            st.tuples(st.just("ingest"), st.booleans()),
-        ),
-        max_size=25,
-    )
-)
+@given(st.lists(steps, max_size=25))
 @settings(max_examples=25)
-def test_every_row_is_in_the_data_once_whenever_it_is_read(
+def test_decisions_every_row_is_ingested_exactly_once(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
 ) -> None:
     folder = tmp_path_factory.mktemp("log")
     log = open_log(url_of(folder), withheld_sampling_rate=0.5, shown_sampling_rate=0.5)
-    decided: set[str] = set()
-    replies: dict[str, list[str]] = {"thumb": [], "review": []}
-    for at, (step, value) in enumerate(steps):
-        key = f"i-{value}"
-        if step == "decide":
-            log.record_decision(decision(key)).result()
-            decided.add(key)
-        elif step == "ingest" and value:  # killed before it published: nothing of it is kept
-            list(reader(folder, DataStore(folder / "data").read_source_state("decisions")))
+    keys: dict[str, list[str]] = {"decide": [], "thumb": [], "review": []}
+    for number, (step, value) in enumerate(steps):
+        if step == "ingest" and value:  # killed before it published: nothing of it is kept
+            list(open_reader(folder, DataStore(folder / "data").read_source_state("decisions")))
         elif step == "ingest":
             take(folder)
         else:
-            row = feedback(key, user=f"u-{at}") if step == "thumb" else review(key, reviewer=f"r-{at}")
-            log.record_feedback(f"f-{at}", row).result()
-            replies[step].append(key)
+            key = f"i-{value}"
+            thumb, verdict = feedback(key, user=f"u-{number}"), review(key, reviewer=f"r-{number}")
+            record(log, {"decide": decision(key), "thumb": thumb, "review": verdict}[step])
+            keys[step].append(key)
     take(folder)
-    drawn = {key for key in decided if (found := queries.get_decision(log.database, key)) and found.sampled}
+    decided = set(keys["decide"])
+    drawn = {key for key in decided if queries.get_decision(log.database, key).sampled}
     log.close()
-    known, rated = decided & {*drawn, *replies["thumb"], *replies["review"]}, replies
-    interactions, thumbs, reviews = stored(folder)
-    assert sorted(interactions) == sorted(known)
-    assert sorted(thumbs) == sorted(key for key in rated["thumb"] if key in decided)
-    assert sorted(reviews) == sorted(key for key in rated["review"] if key in decided)
-    again = take(folder)
-    assert again.read == 0
+    thumbs, reviews = (sorted(key for key in keys[step] if key in decided) for step in ("thumb", "review"))
+    expected = (sorted({*drawn, *thumbs, *reviews}), thumbs, reviews)
+    assert tuple(map(sorted, list_stored(folder))) == expected
+    assert take(folder).read == 0
 
 
-def test_more_rows_than_one_page_come_in_order(
-    tmp_path: Path, opened: Callable[..., DecisionLog], monkeypatch: pytest.MonkeyPatch
+def test_decisions_several_pages_come_in_order(
+    tmp_path: Path, open_here: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PAGE_ROWS", 3)
-    log = opened(**ALL)
-    for at in range(9):
-        log.record_decision(decision(f"i-{at}"))
-        log.record_feedback(f"f-{at}", feedback(f"i-{at}")).result()
+    record(open_here(**ALL), *(make(f"i-{n}") for n in range(9) for make in (decision, feedback)))
     rows, _ = read(tmp_path)
     assert [row.line for row in rows] == [*range(1, 10), *range(1, 10)]
 
 
-def test_rows_that_are_logged_while_it_is_read_come_with_the_next_reading(
-    tmp_path: Path, opened: Callable[..., DecisionLog], monkeypatch: pytest.MonkeyPatch
+def test_decisions_logged_during_a_reading_come_next(
+    tmp_path: Path, open_here: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PAGE_ROWS", 1)
-    log = opened(**ALL)
-    log.record_decision(decision("a"))
-    log.record_decision(decision("b")).result()
-    reading = reader(tmp_path)
+    log = open_here(**ALL)
+    record(log, decision("a"), decision("b"))
+    reading = open_reader(tmp_path)
     rows = iter(reading)
     first = next(rows)
-    log.record_decision(decision("c")).result()
-    assert parts([first, *rows]) == [("a", None), ("b", None)]
-    assert parts(read(tmp_path, reading.outcome.state)[0]) == [("c", None)]
+    record(log, decision("c"))
+    assert list_parts([first, *rows]) == [("a", None), ("b", None)]
+    assert list_parts(read(tmp_path, reading.outcome.state)[0]) == [("c", None)]
 
 
-def test_another_log_is_read_from_its_beginning(tmp_path: Path) -> None:
-    old, new = tmp_path / "old", tmp_path / "new"
-    for folder, keys in ((old, "ab"), (new, "c")):
-        log = open_log(url_of(folder), **ALL)
-        for key in keys:
-            log.record_decision(decision(key)).result()
-        log.close()
-    _, state = read(old)
-    assert parts(read(new, state)[0]) == [("c", None)]
+def test_decisions_another_log_is_read_from_its_beginning(tmp_path: Path) -> None:
+    for name in ("old", "new"):
+        with closing(open_log(url_of(tmp_path / name), **ALL)) as log:
+            record(log, decision(name), *([decision("more")] if name == "old" else []))
+    _, state = read(tmp_path / "old")
+    assert list_parts(read(tmp_path / "new", state)[0]) == [("new", None)]
 
 
-def test_where_nothing_was_logged_there_is_nothing_and_the_state_stays(tmp_path: Path) -> None:
-    reading = reader(tmp_path / "nowhere", {"log": "5e", "decisions": 3, "feedback": 2})
+def test_decisions_missing_log_gives_nothing_and_keeps_state(tmp_path: Path) -> None:
+    reading = open_reader(tmp_path / "nowhere", {"log": "5e", "decisions": 3, "feedback": 2})
     assert list(reading) == []
     assert reading.outcome.state == {"log": "5e", "decisions": 3, "feedback": 2} and reading.outcome.notes == ()
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_texts_that_have_gone_are_skipped_and_noted(tmp_path: Path, opened: Callable[..., DecisionLog]) -> None:
-    log = opened(**ALL, keep_days=30)
-    log.record_decision(decision("old", decided_at=AT - timedelta(days=40)))
-    log.record_decision(decision("new"))
-    log.record_feedback("f", feedback("old")).result()
+def test_decisions_expired_texts_are_skipped_and_noted(tmp_path: Path, open_here: Open) -> None:
+    log = open_here(**ALL, keep_days=30)
+    record(log, decision("old", decided_at=AT - timedelta(days=40)), decision("new"), feedback("old"))
     assert log.purge_expired_texts(AT) == 1
-    reading = reader(tmp_path)
-    assert parts(list(reading)) == [("new", None), (None, "old")]
-    assert reading.outcome.notes == ("decisions: 2 decisions or replies came after their texts had gone from the log",)
+    reading = open_reader(tmp_path)
+    assert list_parts(list(reading)) == [("new", None), (None, "old")]
+    (note,) = reading.outcome.notes
+    assert note.startswith("decisions: 2 ")
 
 
-def test_the_log_that_the_settings_name_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decisions_log_named_by_the_settings_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sources.yaml").write_text(
         "sources:\n- {name: decisions, kind: decisions}\n- {name: other, kind: decisions, url: '${OTHER}'}\n"
     )
     monkeypatch.setenv("OTHER", "postgresql://ann:s3cret@other/log")
     own, other = load_sources(tmp_path / "sources.yaml", tmp_path)
-    assert isinstance(own, DecisionLogSource) and isinstance(other, DecisionLogSource)
     assert (own.url, other.url) == (url_of(tmp_path), "postgresql://ann:s3cret@other/log")
     assert "s3cret" not in repr(other)
     monkeypatch.setenv("ABSTAIN_DECISION_LOG", "postgresql://ann:s3cret@host/log")
     (own, _) = load_sources(tmp_path / "sources.yaml", tmp_path)
-    assert isinstance(own, DecisionLogSource) and own.url == "postgresql://ann:s3cret@host/log"
+    assert own.url == "postgresql://ann:s3cret@host/log"
     assert "s3cret" not in repr(load_settings())
     monkeypatch.delenv("OTHER")
-    with pytest.raises(AbstainError, match="source 'other': the environment variable OTHER"):
+    with pytest.raises(AbstainError, match="'other': .*OTHER"):
         load_sources(tmp_path / "sources.yaml", tmp_path)
 
 
 @pytest.mark.heavy
-def test_rows_as_ingest_redacts_them_are_duplicates_of_themselves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The log redacts by ingest's rules, and what it gives is not changed by them."""
+def test_decisions_ingest_redacts_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ABSTAIN_USER_KEY", "5e" * 32)
     privacy = Privacy.from_params(load_params(ROOT / "params.yaml").privacy, load_settings())
     log = open_log(url_of(tmp_path), redact=privacy.redact_row, pseudonym=privacy.get_pseudonym, **NONE)
     asked = interaction("a", question="I am ann@example.org. What is the fee?", answer="Dear ann@example.org, none.")
-    log.record_decision(decision("a", interaction=asked, user="ann"))
-    log.record_feedback("f-1", feedback("a", user="ann", comment="mail ann@example.org"))
-    log.record_feedback("f-2", review("a", ideal_answer="ann@example.org, none.")).result()
+    thumb, verdict = (
+        feedback("a", user="ann", comment="mail ann@example.org"),
+        review("a", ideal_answer="ann@example.org"),
+    )
+    record(log, decision("a", interaction=asked, user="ann"), thumb, verdict)
     rows, _ = read(tmp_path)
     kept = [part for row in rows for part in row.iter_contents()]
     assert [privacy.redact_row(part) for part in kept] == kept
     assert b"ann@example.org" not in bytes_in(tmp_path)
     found = queries.get_decision(log.database, "a")
-    assert found and isinstance(found.feedback[0], Thumb)
     assert found.decision.user == found.feedback[0].user == privacy.get_pseudonym("ann") != "ann"
     assert take(tmp_path, privacy).accepted == 2
-    log.record_feedback("f-3", feedback("a", user="bob")).result()
+    record(log, feedback("a", user="bob"))
     report = take(tmp_path, privacy)
-    assert (report.read, report.accepted, stored(tmp_path)[1]) == (1, 1, ["a", "a"])
+    assert (report.read, report.accepted, list_stored(tmp_path)[1]) == (1, 1, ["a", "a"])
     log.close()
-
-
-def test_an_erased_user_stays_out_by_either_way(tmp_path: Path, opened: Callable[..., DecisionLog]) -> None:
-    log = opened(**NONE)
-    log.record_decision(decision("a"))
-    log.record_feedback("f-1", feedback("a", user="u-1", comment="as Ann said")).result()
-    take(tmp_path)
-    erase_rows(DataStore(tmp_path / "data"), "ann", "u-1", with_interactions=True)
-    log.record_feedback("f-2", feedback("a", user="u-1", comment="as Ann said, later"))
-    log.record_feedback("f-3", feedback("a", user="u-2")).result()
-    report = take(tmp_path)
-    assert (report.accepted, report.quarantined) == (0, 2) and stored(tmp_path) == ([], [], [])
-    assert b"as Ann said" not in bytes_in(tmp_path / "data")

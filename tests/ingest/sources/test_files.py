@@ -6,20 +6,24 @@ import random
 import re
 import subprocess
 import sys
+import threading
 import time
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.local import LocalFileSystem
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.reasons import Reason
 from abstain.ingest.parsing import ParsedRow
-from abstain.ingest.sources import SourceReader, files
+from abstain.ingest.sources import SourceReader, SourceState, files
 from abstain.ingest.sources.files import ExplicitFiles, FileSource, make_explicit_sources
 from tests.data.builders import markdown, row, thumb, verdict, write_lines
 from tests.ports import free_port
@@ -28,7 +32,7 @@ THUMBS = "interaction_id,given_at,thumb\ni-1,2026-09-02T12:00:00Z,up\n"
 
 
 def read(
-    path: Path | str, state: dict[str, Any] | None = None, *, scheduled: bool = False, mirror: bool = False
+    path: Path | str, state: SourceState | None = None, *, scheduled: bool = False, mirror: bool = False
 ) -> tuple[list[ParsedRow], SourceReader]:
     source = FileSource if scheduled else ExplicitFiles
     reading = source(name="here", url=str(path), mirror=mirror).read(state or {})
@@ -41,39 +45,30 @@ def contents(rows: list[ParsedRow]) -> list[str]:
     return [type(part).__name__ for found in rows for part in found.iter_contents()]
 
 
-def parquet(path: Path, *rows: dict[str, Any]) -> Path:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+def write_parquet(path: Path, *rows: dict[str, Any]) -> None:
     pq.write_table(pa.Table.from_pylist(list(rows)), path)
-    return path
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
-        (json.dumps([row("a"), row("b")]), "is a JSON array and not JSON Lines"),
-        (json.dumps([row("a"), row("b")], indent=2), "is a JSON array and not JSON Lines"),
-        ("\n[]\n", "is a JSON array and not JSON Lines"),
-        (json.dumps(row(), indent=2), "holds a JSON object over several lines and is not JSON Lines"),
-        ("\n".join(json.dumps(row(key), indent=1) for key in "ab"), "holds a JSON object over several lines and"),
-    ],
-)
-def test_files_json_that_is_no_json_lines_is_an_error(tmp_path: Path, content: str, says: str) -> None:
+TWO, MANY = [row("a"), row("b")], [row(str(n)) for n in range(10_000)]
+OTHER_JSON = {
+    "array": (json.dumps(TWO), "JSON array"),
+    "array over lines": (json.dumps(TWO, indent=2), "JSON array"),
+    "empty array": ("\n[]\n", "JSON array"),
+    "object over lines": (json.dumps(row(), indent=2), "JSON object over several lines"),
+    "objects over lines": ("\n".join(json.dumps(one, indent=1) for one in TWO), "JSON object over several lines"),
+    "long array": (json.dumps(MANY), "JSON array"),
+    "long array over lines": (json.dumps(MANY, indent=1), "JSON array"),
+}
+
+
+@pytest.mark.parametrize(("content", "problem"), OTHER_JSON.values(), ids=OTHER_JSON)
+def test_files_json_that_is_no_json_lines_is_an_error(tmp_path: Path, content: str, problem: str) -> None:
     file = tmp_path / "a.jsonl"
     file.write_text(content)
-    with pytest.raises(AbstainError, match=f"a.jsonl: {says}.*: write one object a line"):
+    with pytest.raises(AbstainError, match=f"a.jsonl: .*{problem}"):
         read(file)
     (refused,), _ = read(file, scheduled=True)
-    assert says in refused.reasons[0].message
-
-
-@pytest.mark.heavy
-def test_files_long_json_array_is_an_error(tmp_path: Path) -> None:
-    for name, indent in (("lines.jsonl", 1), ("line.jsonl", None)):
-        (tmp_path / name).write_text(json.dumps([row(str(n)) for n in range(10_000)], indent=indent))
-        with pytest.raises(AbstainError, match=f"{name}: is a JSON array"):
-            read(tmp_path / name)
+    assert problem in refused.reasons[0].message
 
 
 @pytest.mark.parametrize("first", ["{", "[", "[1, 2]", '{"interaction_id":', '{"a": "x', json.dumps(row())[:60]])
@@ -82,50 +77,46 @@ def test_files_broken_first_row_is_refused_alone(tmp_path: Path, first: str) -> 
     assert [bool(found.reasons) for found in rows] == [True, False, False]
 
 
-def test_files_unreachable_host_is_an_error_without_password() -> None:
-    for scheme in ("http", "https"):
-        url = f"{scheme}://me:sec@ret@127.0.0.1:{free_port()}/a.jsonl?signature=abc"
-        with pytest.raises(AbstainError, match="the host could not be reached: Connection refused") as refused:
-            read(url)
-        assert f"{scheme}://127.0.0.1:" in str(refused.value)
-        assert not any(secret in str(refused.value) for secret in ("sec", "ret@", "signature"))
-    with pytest.raises(AbstainError, match="is not a valid URL"):
-        read("http:///a.jsonl")
-    message = "nonsense://host/x: .*Protocol not known: nonsense.*: name a folder, a file, or a URL"
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("http://me:sec@ret@127.0.0.1:{port}/a.jsonl?signature=secret", "http://127.0.0.1:.*Connection refused"),
+        ("https://me:sec@ret@127.0.0.1:{port}/a.jsonl?signature=secret", "https://127.0.0.1:.*Connection refused"),
+        ("http:///a.jsonl", "is not a valid URL"),
+        ("nonsense://ann:secret@host/x", "nonsense://host/x: .*Protocol not known: nonsense"),
+    ],
+)
+def test_files_unreachable_url_is_an_error_without_password(url: str, message: str) -> None:
     with pytest.raises(AbstainError, match=message) as refused:
-        read("nonsense://ann:secret@host/x")
-    assert "secret" not in str(refused.value)
+        read(url.format(port=free_port()))
+    assert not any(secret in str(refused.value) for secret in ("sec", "ret@", "signature"))
 
 
 def test_files_folder_of_every_kind_gives_documents_first(tmp_path: Path) -> None:
-    (tmp_path / "z").mkdir()
+    for folder in ("z", ".git"):
+        (tmp_path / folder).mkdir()
+    for name in ("note.txt", ".hidden.jsonl", ".git/x.md"):
+        (tmp_path / name).write_text("?")
     one_row = json.dumps(row(thumb=thumb(), review=verdict(ideal_answer="a\u2028b\x85c")), ensure_ascii=False)
     (tmp_path / "a.jsonl").write_text(one_row + "\r\n", encoding="utf-16")
     (tmp_path / "b.csv").write_text(THUMBS)
     (tmp_path / "c.JSONL.gz").write_bytes(gzip.compress(json.dumps({"interaction_id": "i-1", **verdict()}).encode()))
     (tmp_path / "d.csv.gz").write_bytes(gzip.compress(THUMBS.encode()))
-    parquet(tmp_path / "e.parquet", {"interaction_id": "i-1", **thumb()})
+    write_parquet(tmp_path / "e.parquet", {"interaction_id": "i-1", **thumb()})
     (tmp_path / "z" / "fees.md").write_text(markdown())
     (tmp_path / "z" / "page.html").write_bytes(
         '<meta charset="iso-8859-1"><title>Geb\u00fchren</title><meta name="doc_id" content="page">'
         '<meta name="updated_at" content="2026-08-01T00:00:00Z"><body><p>There is no fee.</p></body>'.encode("latin-1")
     )
-    (tmp_path / "note.txt").write_text("?")
-    (tmp_path / ".hidden.jsonl").write_text("?")
-    (tmp_path / ".git").mkdir()
-    (tmp_path / ".git" / "x.md").write_text("?")
     rows, reading = read(tmp_path)
     assert [found.reasons for found in rows if found.reasons] == []
     assert contents(rows) == ["Document"] * 2 + ["Interaction", "Thumb", "Review", "Thumb", "Review"] + ["Thumb"] * 2
-    assert [found.source for found in rows] == [
-        "z/fees.md", "z/page.html", "a.jsonl", "b.csv", "c.JSONL.gz", "d.csv.gz", "e.parquet",
-    ]  # fmt: skip
+    names = ["z/fees.md", "z/page.html", "a.jsonl", "b.csv", "c.JSONL.gz", "d.csv.gz", "e.parquet"]
+    assert [found.source for found in rows] == names
     assert [found.is_document for found in rows] == [True] * 2 + [False] * 5
-    assert rows[1].document is not None and rows[1].document.title == "Geb\u00fchren"
-    assert rows[2].review is not None and rows[2].review.ideal_answer == "a\u2028b\x85c"
+    assert rows[1].document.title == "Geb\u00fchren" and rows[2].review.ideal_answer == "a\u2028b\x85c"
     assert not rows[2].raw.endswith(b"\r")
-    assert reading.outcome.ignored == ("note.txt",)
-    assert reading.outcome.present_doc_ids is None
+    assert (reading.outcome.ignored, reading.outcome.present_doc_ids) == (("note.txt",), None)
 
 
 def test_files_only_changed_files_are_read_again(tmp_path: Path) -> None:
@@ -133,24 +124,18 @@ def test_files_only_changed_files_are_read_again(tmp_path: Path) -> None:
     write_lines(tmp_path / "b.jsonl", row("b"))
     first, reading = read(tmp_path)
     assert len(first) == 2
-    again, second = read(tmp_path, dict(reading.outcome.state))
+    again, second = read(tmp_path, reading.outcome.state)
     assert (again, second.outcome.state) == ([], reading.outcome.state)
     write_lines(tmp_path / "b.jsonl", row("b"), row("c"))
     write_lines(tmp_path / "d.jsonl", row("d"))
     (tmp_path / "a.jsonl").unlink()
-    third, last = read(tmp_path, dict(second.outcome.state))
+    third, last = read(tmp_path, second.outcome.state)
     assert [(found.source, found.line) for found in third] == [("b.jsonl", 1), ("b.jsonl", 2), ("d.jsonl", 1)]
     assert last.outcome.state["files"].keys() == {"b.jsonl", "d.jsonl"}
-
-
-def test_files_replaced_file_of_same_size_and_time_is_read(tmp_path: Path) -> None:
-    file = write_lines(tmp_path / "a.jsonl", row("a"))
-    _, reading = read(tmp_path)
-    status = file.stat()
-    replacement = write_lines(tmp_path / "new", row("b"))
+    status, replacement = (tmp_path / "d.jsonl").stat(), write_lines(tmp_path / "new", row("e"))
     os.utime(replacement, ns=(status.st_atime_ns, status.st_mtime_ns))
-    replacement.replace(file)
-    assert len(read(tmp_path, dict(reading.outcome.state))[0]) == 1
+    replacement.replace(tmp_path / "d.jsonl")
+    assert [found.source for found in read(tmp_path, last.outcome.state)[0]] == ["d.jsonl"], "of the same size and time"
 
 
 def test_files_growing_file_is_read_again(tmp_path: Path) -> None:
@@ -162,7 +147,7 @@ def test_files_growing_file_is_read_again(tmp_path: Path) -> None:
     with file.open("a") as end:
         end.write(json.dumps(row("c")) + "\n")
     list(rows)
-    assert [found.line for found in read(tmp_path, dict(reading.outcome.state))[0]] == [1, 2, 3]
+    assert [found.line for found in read(tmp_path, reading.outcome.state)[0]] == [1, 2, 3]
 
 
 def test_files_mirror_reports_present_and_vanished_documents(tmp_path: Path) -> None:
@@ -175,12 +160,12 @@ def test_files_mirror_reports_present_and_vanished_documents(tmp_path: Path) -> 
     (tmp_path / "rates.md").write_text("no front matter any more")  # refused, and still there
     (tmp_path / "cards.md").write_text("")  # cannot even be read, and still there
     (tmp_path / "hours.md").rename(tmp_path / "times.md")
-    rows, second = read(tmp_path, dict(reading.outcome.state), mirror=True, scheduled=True)
+    rows, second = read(tmp_path, reading.outcome.state, mirror=True, scheduled=True)
     assert [found.source for found in rows if found.reasons] == ["cards.md", "rates.md"]
     assert [found.source for found in rows if found.document] == ["times.md"]
-    assert rows[0].is_document and rows[0].reasons == (Reason(Code.WRONG_FORMAT, "file", "the file is empty"),)
+    assert rows[0].is_document and [reason.code for reason in rows[0].reasons] == [Code.WRONG_FORMAT]
     assert (second.outcome.present_doc_ids, second.outcome.removed_doc_ids) == (names - {"fees"}, {"fees"})
-    rows, third = read(tmp_path, dict(second.outcome.state), mirror=True, scheduled=True)
+    rows, third = read(tmp_path, second.outcome.state, mirror=True, scheduled=True)
     assert rows == []
     assert (third.outcome.present_doc_ids, third.outcome.removed_doc_ids) == (names - {"fees"}, frozenset())
 
@@ -189,16 +174,16 @@ def test_files_empty_mirror_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "fees.md").write_text(markdown())
     _, reading = read(tmp_path, mirror=True)
     (tmp_path / "fees.md").unlink()
-    with pytest.raises(
-        AbstainError, match="every document of the source 'here' is gone: check that the folder is mounted"
-    ):
-        read(tmp_path, dict(reading.outcome.state), mirror=True, scheduled=True)
+    with pytest.raises(AbstainError, match="'here' is gone") as refused:
+        read(tmp_path, reading.outcome.state, mirror=True, scheduled=True)
+    assert refused.value.code is Code.NOT_READABLE
 
 
 def test_files_empty_folder_is_an_error_unless_scheduled(tmp_path: Path) -> None:
     assert read(tmp_path, scheduled=True)[0] == []
-    with pytest.raises(AbstainError, match="this folder holds no file to read: JSON Lines"):
+    with pytest.raises(AbstainError) as refused:
         read(tmp_path)
+    assert refused.value.code is Code.NO_ROWS
 
 
 UNREADABLE = {
@@ -216,12 +201,18 @@ UNREADABLE = {
 """Name -> content that cannot be read, and why."""
 
 
-def test_files_unreadable_file_is_an_error_or_a_refused_row(tmp_path: Path) -> None:
-    for name, (content, message) in UNREADABLE.items():
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_files_unreadable_file_is_an_error_if_explicit(tmp_path: Path, name: str) -> None:
+    content, message = UNREADABLE[name]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(AbstainError, match=rf"{name}: .*{re.escape(message)}") as error:
+        read(tmp_path / name)
+    assert "\n" not in str(error.value)
+
+
+def test_files_unreadable_file_is_a_rejected_row_if_scheduled(tmp_path: Path) -> None:
+    for name, (content, _) in UNREADABLE.items():
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(AbstainError, match=rf"{name}: .*{re.escape(message)}") as error:
-            read(tmp_path / name)
-        assert "\n" not in str(error.value)
     write_lines(tmp_path / "a.jsonl", row())
     (tmp_path / "z.csv").write_text(THUMBS)
     rows, reading = read(tmp_path, scheduled=True)
@@ -230,55 +221,49 @@ def test_files_unreadable_file_is_an_error_or_a_refused_row(tmp_path: Path) -> N
     assert refused.keys() == UNREADABLE.keys()
     assert len({found.digest for found in refused.values()}) == len(UNREADABLE)
     for name, found in refused.items():
-        assert found.line == 1
         reason = str(found.reasons[0])
-        assert reason.startswith(f"file: {UNREADABLE[name][1]}") and str(tmp_path) not in reason
-    again, second = read(tmp_path, dict(reading.outcome.state), scheduled=True)
+        assert reason.startswith(f"file: {UNREADABLE[name][1]}") and str(tmp_path) not in reason and found.line == 1
+    again, second = read(tmp_path, reading.outcome.state, scheduled=True)
     assert again == [], "what cannot be read is not read again until it changes"
     assert second.outcome.state == reading.outcome.state
     (tmp_path / "empty.jsonl").write_text(json.dumps(row("b")))
-    assert contents(read(tmp_path, dict(second.outcome.state), scheduled=True)[0]) == ["Interaction"]
+    (tmp_path / "header.csv").write_text("a,b\n")
+    (accepted, refused_again), _ = read(tmp_path, second.outcome.state, scheduled=True)
+    assert contents([accepted]) == ["Interaction"]
+    assert refused_again.reasons == refused["header.csv"].reasons
+    assert refused_again.digest != refused["header.csv"].digest
 
 
 def test_files_file_that_could_not_be_reached_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_lines(tmp_path / "a.jsonl", row())
-    parquet(tmp_path / "b.parquet", row("b"))
+    write_parquet(tmp_path / "b.parquet", row("b"))
     with monkeypatch.context() as broken:
         broken.setattr("fsspec.implementations.local.LocalFileOpener.read", lambda *_: os.read(-1, 1))
         broken.setattr("pyarrow.parquet.ParquetFile.iter_batches", lambda *_, **__: os.read(-1, 1))
         rows, reading = read(tmp_path, scheduled=True)
     assert [reason.code for found in rows for reason in found.reasons] == [Code.NOT_READABLE, Code.NOT_READABLE]
-    assert contents(read(tmp_path, dict(reading.outcome.state), scheduled=True)[0]) == ["Interaction", "Interaction"]
+    assert contents(read(tmp_path, reading.outcome.state, scheduled=True)[0]) == ["Interaction", "Interaction"]
 
 
-@pytest.mark.parametrize(("name", "message"), [("no.jsonl", "no such file or folder"), ("a.xlsx", "rename or convert")])
-def test_files_missing_or_other_file_is_an_error(tmp_path: Path, name: str, message: str) -> None:
+@pytest.mark.parametrize("name", ["no.jsonl", "a.xlsx"])
+def test_files_missing_or_other_file_is_an_error(tmp_path: Path, name: str) -> None:
     (tmp_path / "a.xlsx").write_bytes(b"PK")
-    with pytest.raises(AbstainError, match=rf"{name}: .*{message}"):
+    with pytest.raises(AbstainError, match=f"{name}: "):
         read(tmp_path / name)
 
 
 def test_files_unfinished_file_is_read_when_complete(tmp_path: Path) -> None:
-    noise = random.Random(0)
-    rows_of_it = [row(str(n), answer=noise.randbytes(500).hex()) for n in range(3000)]
-    whole = gzip.compress("".join(json.dumps(one) + "\n" for one in rows_of_it).encode())
-    (tmp_path / "a.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    noise, file = random.Random(0), tmp_path / "a.jsonl.gz"
+    lines = [json.dumps(row(str(n), answer=noise.randbytes(500).hex())) for n in range(3000)]
+    whole = gzip.compress("\n".join(lines).encode())
+    file.write_bytes(whole[: len(whole) // 2])
     rows, reading = read(tmp_path, scheduled=True)
     assert 0 < len(contents(rows)) < 3000
-    reasons = [str(reason) for found in rows for reason in found.reasons]
-    assert [reason[:38] for reason in reasons] == ["file: cannot be read: Compressed file "]
-    (tmp_path / "a.jsonl.gz").write_bytes(whole)
-    rows, reading = read(tmp_path, dict(reading.outcome.state), scheduled=True)
+    assert [reason.code for found in rows for reason in found.reasons] == [Code.WRONG_FORMAT]
+    file.write_bytes(whole)
+    rows, reading = read(tmp_path, reading.outcome.state, scheduled=True)
     assert (len(contents(rows)), [found for found in rows if found.reasons]) == (3000, [])
-    assert read(tmp_path, dict(reading.outcome.state), scheduled=True)[0] == []
-
-
-def test_files_other_bad_file_of_same_name_is_another_row(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("a,b\n")
-    ((first,), reading) = read(tmp_path, scheduled=True)
-    (tmp_path / "a.csv").write_text("a,b\n1,2\n")
-    ((second,), _) = read(tmp_path, dict(reading.outcome.state), scheduled=True)
-    assert first.reasons == second.reasons and first.digest != second.digest
+    assert read(tmp_path, reading.outcome.state, scheduled=True)[0] == []
 
 
 def test_files_deleted_file_is_skipped_deleted_folder_an_error(tmp_path: Path) -> None:
@@ -286,53 +271,52 @@ def test_files_deleted_file_is_skipped_deleted_folder_an_error(tmp_path: Path) -
     place.mkdir()
     for name in "abc":
         write_lines(place / f"{name}.jsonl", row(name))
-    reading = FileSource(name="here", url=str(place)).read({})
+    source = FileSource(name="here", url=str(place))
+    reading = source.read({})
     rows = iter(reading)
     next(rows)
     (place / "b.jsonl").unlink()
     assert [found.source for found in rows] == ["c.jsonl"]
     assert reading.outcome.state["files"].keys() == {"a.jsonl", "c.jsonl"}
-    rows = iter(FileSource(name="here", url=str(place)).read({}))
+    rows = iter(source.read({}))
     next(rows)
     place.rename(tmp_path / "away")
     with pytest.raises(AbstainError, match="in: no such file or folder"):
         list(rows)
 
 
-def test_explicit_sources_are_named_after_their_files() -> None:
-    with pytest.raises(AbstainError, match="nothing to ingest: name files"):
+def test_make_explicit_sources_names_them_after_their_files() -> None:
+    with pytest.raises(AbstainError, match="nothing to ingest"):
         make_explicit_sources([])
     assert [source.name for source in make_explicit_sources(["a/b.jsonl", "a/c/", "s3://b/x"])] == ["b.jsonl", "c", "x"]
 
 
 def test_files_links_are_followed_and_broken_ones_skipped(tmp_path: Path) -> None:
-    here = tmp_path / "here"
-    elsewhere = here / ".elsewhere"
-    (elsewhere / "more").mkdir(parents=True)
-    write_lines(elsewhere / "x.jsonl", row("x"))
-    (here / "a.jsonl").symlink_to(elsewhere / "x.jsonl")
-    (here / "b.jsonl").symlink_to(tmp_path / "nowhere")
-    (here / "c.md").symlink_to(elsewhere / "more")
-    rows, reading = read(here)
+    hidden = tmp_path / ".hidden"
+    (hidden / "more").mkdir(parents=True)
+    links = {"a.jsonl": write_lines(hidden / "x.jsonl", row("x")), "b.jsonl": tmp_path / "no", "c.md": hidden / "more"}
+    for name, target in links.items():
+        (tmp_path / name).symlink_to(target)
+    rows, reading = read(tmp_path)
     assert [found.source for found in rows] == ["a.jsonl"]
-    write_lines(elsewhere / "x.jsonl", row("x"), row("y"))
-    assert len(read(here, dict(reading.outcome.state))[0]) == 2
+    write_lines(hidden / "x.jsonl", row("x"), row("y"))
+    assert len(read(tmp_path, reading.outcome.state)[0]) == 2
 
 
-def test_files_a_folder_that_may_not_be_listed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "in" / "of-may").mkdir(parents=True)
-    (tmp_path / "in" / ".hidden").mkdir()
-    write_lines(tmp_path / "in" / "a.jsonl", row("a"))
+def test_files_folder_that_may_not_be_listed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("of-may", ".hidden"):
+        (tmp_path / folder).mkdir()
+    write_lines(tmp_path / "a.jsonl", row("a"))
     ls = LocalFileSystem.ls
 
-    def closed(fs: LocalFileSystem, path: str, **options: Any) -> Any:
+    def forbid(fs: LocalFileSystem, path: str, **options: Any) -> Any:
         if path.endswith(("of-may", ".hidden")):  # root may list any folder
             raise PermissionError(13, "Permission denied")
         return ls(fs, path, **options)
 
-    monkeypatch.setattr(LocalFileSystem, "ls", closed)
-    with pytest.raises(AbstainError, match=r"in/of-may: cannot be read: Permission denied: check its place"):
-        read(tmp_path / "in")
+    monkeypatch.setattr(LocalFileSystem, "ls", forbid)
+    with pytest.raises(AbstainError, match="of-may: cannot be read: Permission denied"):
+        read(tmp_path)
 
 
 READ_AND_MEASURE = """
@@ -369,7 +353,7 @@ def test_files_document_beyond_the_limit_is_refused(tmp_path: Path, monkeypatch:
     assert found.is_document and str(found.reasons[0]).startswith("line: 10,")
 
 
-def test_reading_has_an_outcome_after_its_last_row(tmp_path: Path) -> None:
+def test_source_reader_has_an_outcome_after_its_last_row(tmp_path: Path) -> None:
     write_lines(tmp_path / "a.jsonl", row())
     reading = FileSource(name="here", url=str(tmp_path)).read({})
     with pytest.raises(RuntimeError, match="known after its last row"):
@@ -378,25 +362,18 @@ def test_reading_has_an_outcome_after_its_last_row(tmp_path: Path) -> None:
     assert reading.outcome.state["files"]["a.jsonl"]["version"]
 
 
-def test_files_signature_of_a_url_is_not_shown(tmp_path: Path) -> None:
-    import threading
-    from functools import partial
-    from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-
-    class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, *_: Any) -> None:
-            pass
-
+def test_files_signature_of_a_url_is_not_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SimpleHTTPRequestHandler, "log_message", lambda *_: None)
     write_lines(tmp_path / "a.jsonl", row())
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path)))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(tmp_path)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     place = f"http://127.0.0.1:{server.server_port}"
     try:
         (source,) = make_explicit_sources([f"{place}/a.jsonl?signature=secret"])
         assert source.name == "a.jsonl"
         assert [found.source for found in source.read({})] == ["a.jsonl"]
-        with pytest.raises(AbstainError, match=f"{place}/b.jsonl: no such file or folder") as refused:
-            list(make_explicit_sources([f"{place}/b.jsonl?signature=secret"])[0].read({}))
+        with pytest.raises(AbstainError, match=f"{place}/b.jsonl: no such file") as refused:
+            read(f"{place}/b.jsonl?signature=secret")
         assert "secret" not in str(refused.value)
     finally:
         server.shutdown()
@@ -415,14 +392,13 @@ def test_files_s3_bucket_is_read(s3: str) -> None:
     assert [found.source for found in rows] == ["deep/fees.md", "a.jsonl"]
     assert contents(rows) == ["Document", "Interaction"]
     assert [found.source for found in read(f"{s3}/in/a.jsonl")[0]] == ["a.jsonl"]
-    assert read(f"{s3}/in", dict(reading.outcome.state))[0] == []
+    assert read(f"{s3}/in", reading.outcome.state)[0] == []
     client.put_object(Bucket=bucket, Key="in/a.jsonl", Body=json.dumps(row("b")).encode())  # as long as before
-    assert [found.source for found in read(f"{s3}/in", dict(reading.outcome.state))[0]] == ["a.jsonl"]
+    assert [found.source for found in read(f"{s3}/in", reading.outcome.state)[0]] == ["a.jsonl"]
     with pytest.raises(AbstainError, match="no such file or folder"):
         read(f"{s3}/elsewhere")
 
 
-@settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.binary(max_size=200) | st.just(json.dumps(row()).encode()), max_size=6).map(b"\n".join),
     st.sampled_from(files.SUFFIXES),
@@ -458,7 +434,7 @@ def test_files_link_out_of_the_folder_is_refused(tmp_path: Path, name: str) -> N
         read(folder)
 
 
-def test_files_link_inside_the_folder_and_a_folder_that_is_a_link_are_read(tmp_path: Path) -> None:
+def test_files_link_inside_the_folder_and_linked_folder_are_read(tmp_path: Path) -> None:
     folder = tmp_path / "real"
     folder.mkdir()
     (folder / "latest.jsonl").symlink_to(write_lines(folder / "a.jsonl", row()).name)

@@ -13,7 +13,7 @@ from abstain.ingest.sources.lines import OversizedLine, read_whole, split_lines,
 cuts = st.lists(st.integers(0, 40), max_size=6)
 
 
-def chunked(content: bytes, at: list[int]) -> list[bytes]:
+def cut_chunks(content: bytes, at: list[int]) -> list[bytes]:
     places = [0, *sorted(min(one, len(content)) for one in at), len(content)]
     return [content[a:b] for a, b in pairwise(places)]
 
@@ -24,7 +24,7 @@ def test_lines_do_not_depend_on_chunks(wanted: list[bytes], ends: bool, at: list
     expected = content.split(b"\n")
     if not expected[-1]:
         expected.pop()
-    assert list(split_lines(chunked(content, at))) == expected
+    assert list(split_lines(cut_chunks(content, at))) == expected
 
 
 @given(
@@ -35,7 +35,7 @@ def test_lines_do_not_depend_on_chunks(wanted: list[bytes], ends: bool, at: list
 def test_utf8_decodes_every_encoding_with_a_mark(text: str, encoding: str, at: list[int]) -> None:
     mark = {"utf-16-le": codecs.BOM_UTF16_LE, "utf-16-be": codecs.BOM_UTF16_BE}.get(encoding, b"")
     text = text.lstrip("\ufeff\ufffe")
-    assert b"".join(to_utf8(chunked(mark + text.encode(encoding), at))) == text.encode()
+    assert b"".join(to_utf8(cut_chunks(mark + text.encode(encoding), at))) == text.encode()
 
 
 def test_utf8_invalid_utf16_spoils_its_own_line_only() -> None:
@@ -51,7 +51,7 @@ def test_utf8_invalid_utf16_spoils_its_own_line_only() -> None:
 def test_lines_too_long_line_is_counted_and_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_LINE_BYTES", 10_000)
     long = bytes(range(32, 127)) * 200
-    before, found, after = split_lines(chunked(b"a\n" + long + b"\nb", list(range(30))))
+    before, found, after = split_lines(cut_chunks(b"a\n" + long + b"\nb", list(range(30))))
     assert (before, after) == (b"a", b"b")
     assert found == OversizedLine(len(long), hashlib.sha256(long).hexdigest())
     assert read_whole([long[:99], long[99:]]) == found

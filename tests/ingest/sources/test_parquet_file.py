@@ -11,15 +11,15 @@ from unittest.mock import patch
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from abstain.core.errors import AbstainError
 from abstain.ingest.parsing import ParsedRow, parse_line, reparse
 from abstain.ingest.sources import parquet_file
 from abstain.ingest.sources.parquet_file import read_parquet
-from tests.data.builders import ASKED, feedback, interaction, later, review
-from tests.ingest.test_parsing import interactions, reviews, thumbs, with_key
+from tests.data.builders import ASKED, feedback, interaction, later
+from tests.ingest.test_parsing import interactions, review_rows, thumb_rows
 
 OWN = {
     "interaction_id": ["i-1"],
@@ -28,35 +28,12 @@ OWN = {
     "answer": ["None."],
     "model": ["m@1"],
 }
-CONTEXT = [{"chunk_id": "a#1", "text": "x"}]
 
 
 def read(table: dict[str, Any] | pa.Table) -> list[ParsedRow]:
     file = io.BytesIO()
     pq.write_table(table if isinstance(table, pa.Table) else pa.table(table), file)
     return list(read_parquet(file, "a.parquet", "folder/a.parquet"))
-
-
-def test_parquet_structs_are_read() -> None:
-    verdict = {"reviewed_at": later(2), "reviewer": "sme-1", "complete": True, "correct": False, "truthful": True}
-    (row,) = read(
-        OWN
-        | {"contexts": [CONTEXT]}
-        | {"thumb": [{"given_at": later(1), "thumb": "up", "user": None}], "review": [verdict], "product": [None]}
-    )
-    assert row.interaction is not None and row.interaction.contexts[0].text == "x"
-    assert row.interaction == interaction(contexts=row.interaction.contexts)
-    assert (row.thumb, row.review) == (feedback(), review(right=False))
-    assert (row.source, row.line) == ("a.parquet", 1)
-    assert reparse(row.raw, row.source, 1) == row
-
-
-def test_parquet_json_text_and_dotted_columns_are_read() -> None:
-    texts = {"contexts": [json.dumps(CONTEXT)], "thumb.given_at": [later(1)], "thumb.thumb": ["up"]}
-    review_text = '{"reviewed_at": "2026-09-03T12:00:00Z", "reviewer": "sme-1", "complete": true, "correct": true, "truthful": true}'
-    (row,) = read(OWN | texts | {"review": [review_text]})
-    assert (row.thumb, row.review) == (feedback(), review())
-    assert row.interaction is not None and len(row.interaction.contexts) == 1
 
 
 def test_parquet_struct_of_nulls_is_missing() -> None:
@@ -97,7 +74,7 @@ NO_YEAR = pa.array([ASKED, None, ASKED], pa.timestamp("us", "UTC")).fill_null(2*
 def test_parquet_unreadable_value_refuses_its_row(field: str, values: pa.Array) -> None:
     table = {"interaction_id": ["i-1", "i-2", "i-3"], "given_at": [later(1)] * 3, "thumb": ["up"] * 3}
     first, second, third = read(table | {field: values})
-    assert first.thumb is not None and third.thumb is not None
+    assert first.thumb and third.thumb
     assert second.reasons[0].field == field
     assert b"unreadable" in second.raw and b'"i-2"' in second.raw
     assert reparse(second.raw, second.source, second.line) == second
@@ -116,7 +93,6 @@ UNWATCHED = patch.object(parquet_file, "_crashes_arrow", lambda file, size: Fals
 
 
 @UNWATCHED
-@settings(max_examples=100, deadline=None)
 @given(types, st.lists(st.integers(-(2**63), 2**63 - 1) | st.none(), min_size=1, max_size=4), st.booleans())
 def test_parquet_any_time_is_a_row_or_a_reason(kind: pa.DataType, moments: list[int | None], nested: bool) -> None:
     # The file holds seconds as milliseconds.
@@ -164,10 +140,7 @@ def test_parquet_file_that_would_end_the_process_is_an_error(tmp_path: Path) -> 
     (tmp_path / "a.parquet").write_bytes(b64decode(ABORTS))
     read = "import sys; from abstain.ingest.sources.parquet_file import read_parquet as read; list(read(open(sys.argv[1], 'rb'), 'a', 'a'))"
     done = subprocess.run([sys.executable, "-c", read, tmp_path / "a.parquet"], capture_output=True, text=True)
-    assert done.returncode == 1, done
-    assert done.stderr.endswith(
-        "AbstainError: a: what it says of its columns is damaged: write it again, or leave it out\n"
-    )
+    assert (done.returncode, done.stderr.splitlines()[-1].split(": ")[1]) == (1, "a"), done
 
 
 def test_parquet_page_that_names_a_text_it_has_not_is_an_error() -> None:
@@ -177,31 +150,21 @@ def test_parquet_page_that_names_a_text_it_has_not_is_an_error() -> None:
         list(parquet_file._iter_records(batch, batch.schema, "a.parquet", 100))
 
 
-def native(fields: dict[str, Any]) -> dict[str, Any]:
+def to_native(fields: dict[str, Any]) -> dict[str, Any]:
     """Return an object with its moments as timestamps."""
+    values = {name: to_native(value) if isinstance(value, dict) else value for name, value in fields.items()}
     return {
-        name: native(value)
-        if isinstance(value, dict)
-        else datetime.fromisoformat(value).astimezone(UTC)
-        if name.endswith("_at")
-        else value
-        for name, value in fields.items()
+        name: datetime.fromisoformat(value).astimezone(UTC) if name.endswith("_at") else value
+        for name, value in values.items()
     }
 
 
-kinds = st.one_of(
-    interactions,
-    st.builds(lambda key, one: key | one, with_key, thumbs),
-    st.builds(lambda key, one: key | one, with_key, reviews),
-)
-
-
 @UNWATCHED
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(kinds)
+@settings(max_examples=60)
+@given(interactions | thumb_rows | review_rows)
 def test_parquet_round_trip_keeps_every_row(fields: dict[str, Any]) -> None:
     try:
-        typed = native(fields)
+        typed = to_native(fields)
         table = pa.Table.from_pylist([typed])
     except (OverflowError, ValueError, pa.ArrowException):  # a moment that Python or Arrow cannot hold
         return

@@ -35,53 +35,40 @@ def ten_days(database: Path) -> Path:
 
 
 def test_sql_without_tables_reads_the_three_by_name(database: Path) -> None:
-    run(database, "ALTER TABLE thumbs RENAME TO feedback")
-    run(
-        database,
-        "INSERT INTO interactions VALUES (?, '2026-09-01 12:00:00+00:00', 'What is the fee?', 'None.', ?, 'm@1', NULL)",
-        ("i-1", "[]"),
-        ("i-2", '[{"chunk_id": "a#1", "text": "x"}]'),
+    asked = (
+        "INSERT INTO interactions VALUES (?, '2026-09-01 12:00:00+00:00', 'What is the fee?', 'None.', ?, 'm@1', NULL)"
     )
+    run(database, asked, ("i-1", "[]"), ("i-2", '[{"chunk_id": "a#1", "text": "x"}]'))
+    run(database, "ALTER TABLE thumbs RENAME TO feedback")
     run(database, "INSERT INTO feedback VALUES (7, 'i-1', '2026-09-02T12:00:00Z', 'up', '?')")
     run(database, "INSERT INTO reviews VALUES (4, 'i-1', '2026-09-03T12:00:00Z', 'sme-1', 1, 0, 1, 0.5)")
     rows, state = read(database, tables=None)
     assert [row.reasons for row in rows] == [()] * 4
-    assert rows[0].interaction == interaction()
-    assert rows[1].interaction is not None and rows[1].interaction.contexts[0].chunk_id == "a#1"
+    assert (rows[0].interaction, rows[1].interaction.contexts[0].chunk_id) == (interaction(), "a#1")
     assert (rows[2].thumb, rows[3].review) == (feedback(), review(right=False, inclusion_probability=0.5))
-    assert [(row.source, row.line) for row in rows] == [
-        ("warehouse/interactions", 1),
-        ("warehouse/interactions", 2),
-        ("warehouse/feedback", 7),
-        ("warehouse/reviews", 4),
-    ]
+    places = [("interactions", 1), ("interactions", 2), ("feedback", 7), ("reviews", 4)]
+    assert [(row.source, row.line) for row in rows] == [(f"warehouse/{table}", line) for table, line in places]
     assert state["tables"].keys() == {"interactions", "feedback", "reviews"}
     assert reparse(rows[0].raw, rows[0].source, rows[0].line) == rows[0]
 
 
 def test_sql_columns_map_fields_to_other_names(database: Path) -> None:
-    run(
-        database,
-        'CREATE TABLE answers (nr INTEGER PRIMARY KEY, "asked at" TEXT, q TEXT, reply TEXT, docs TEXT, llm TEXT)',
-    )
+    run(database, 'CREATE TABLE answers (nr INTEGER, "asked at" TEXT, q TEXT, reply TEXT, docs TEXT, llm TEXT)')
     run(database, "INSERT INTO answers VALUES (17, '2026-09-01T12:00:00Z', 'What is the fee?', 'None.', '[]', 'm@1')")
     columns = {"interaction_id": "nr", "asked_at": "asked at", "question": "q", "answer": "reply"}
     columns |= {"contexts": "docs", "model": "llm"}
-    tables = TablesConfig(interactions=TableConfig(table="answers", columns=columns))
-    (row,), _ = read(database, tables=tables)
+    (row,), _ = read(database, tables=TablesConfig(interactions=TableConfig(table="answers", columns=columns)))
     assert row.interaction == interaction("17")
 
 
 def test_sql_query_is_read_like_a_table(database: Path) -> None:
     for key in range(1, 6):
         add_thumb(database, key, DAY.format(key), "up" if key % 2 else "sideways")
-    query = (
-        "SELECT *, '100%' || ':share' AS comment FROM thumbs WHERE thumb = 'up' AND given_at LIKE '2026-%12:00:00Z';"
-    )
+    query = "SELECT *, '100%' || ':x' AS comment FROM thumbs WHERE thumb = 'up' AND given_at LIKE '2026-%12:00:00Z';"
     tables = thumbs(query=query, key="id")
     rows, state = read(database, tables=tables)
     assert lines(rows) == [1, 3, 5]
-    assert rows[0].thumb is not None and rows[0].thumb.comment == "100%:share"
+    assert rows[0].thumb.comment == "100%:x"
     assert lines(read(database, state, tables)[0]) == [1, 3, 5]  # all were given on one day
 
 
@@ -102,13 +89,6 @@ def test_sql_later_row_rereads_the_table_once(ten_days: Path) -> None:
     rows, state = read(ten_days, state)
     assert lines(rows) == [1, 2, 3, 11, *range(4, 11)]
     assert lines(read(ten_days, state)[0]) == [9, 10]
-
-
-def test_sql_deletion_does_not_hide_a_late_row(ten_days: Path) -> None:
-    _, state = read(ten_days)
-    run(ten_days, "DELETE FROM thumbs WHERE id = 2")
-    add_thumb(ten_days, 11, DAY.format(3))
-    assert 11 in lines(read(ten_days, state)[0])
 
 
 def test_sql_rows_written_during_a_reading_are_read_next(ten_days: Path) -> None:
@@ -158,7 +138,7 @@ def test_sql_watermark_that_is_no_time_hides_no_row(database: Path, odd: Any) ->
 
 def test_sql_watermark_of_numbers_is_refused(database: Path) -> None:
     add_thumb(database, 1, DAY.format(1))
-    with pytest.raises(AbstainError, match="the watermark 'id' holds int: name a column of timestamps"):
+    with pytest.raises(AbstainError, match="the watermark 'id' holds int"):
         read(database, tables=thumbs(table="thumbs", watermark="id"))
 
 
@@ -168,7 +148,7 @@ def test_sql_changed_configuration_reads_from_the_beginning(ten_days: Path) -> N
     assert lines(read(ten_days, state, mapped)[0]) == list(range(1, 11))
 
 
-def test_sql_bad_cell_refuses_its_row_only(database: Path) -> None:
+def test_sql_bad_cell_rejects_its_row_only(database: Path) -> None:
     run(
         database,
         "INSERT INTO thumbs VALUES (?, ?, ?, ?, '2026-09-02T12:00:00Z')",
@@ -181,14 +161,8 @@ def test_sql_bad_cell_refuses_its_row_only(database: Path) -> None:
     )
     run(database, "UPDATE thumbs SET interaction_id = CAST(x'ff' AS TEXT) WHERE id = 6")
     rows, _ = read(database)
-    assert [row.reasons[0].field if row.reasons else None for row in rows] == [
-        None,
-        "interaction_id",
-        "given_at",
-        "line",
-        "line",
-        None,
-    ]
+    fields = [row.reasons[0].field if row.reasons else None for row in rows]
+    assert fields == [None, "interaction_id", "given_at", "line", "line", None]
     assert all(reparse(row.raw, row.source, row.line) == row for row in rows)
     assert read(database, naive_is_utc=True)[0][2].thumb == feedback()
 
@@ -196,23 +170,22 @@ def test_sql_bad_cell_refuses_its_row_only(database: Path) -> None:
 @pytest.mark.parametrize(
     ("tables", "message"),
     [
-        (None, "it has none of the tables interactions, feedback, reviews: name yours under `tables`"),
-        (thumbs(table="thumps"), "feedback: the table 'thumps': no such table: thumps"),
-        (thumbs(query="SELEKT 1", key="id"), 'feedback: the query: near "1": syntax error'),
-        (thumbs(query="DELETE FROM thumbs RETURNING *", key="id"), "feedback: the query: near "),
-        (thumbs(table="thumbs", columns={"user": "usr"}), r"has no column 'usr' \(it has id, .*the field user"),
-        (thumbs(table="copied"), r"has no column 'given_at' \(it has id.*the field given_at"),
-        (thumbs(table="thumbs", key="nr"), "the table 'thumbs' has no column 'nr': it has id"),
-        (thumbs(table="thumbs", watermark="at"), "the table 'thumbs' has no column 'at': it has id"),
+        (None, "none of the tables interactions, feedback, reviews"),
+        (thumbs(table="thumps"), "feedback: the table 'thumps': "),
+        (thumbs(query="SELEKT 1", key="id"), "feedback: the query: "),
+        (thumbs(query="DELETE FROM thumbs RETURNING *", key="id"), "feedback: the query: "),
+        (thumbs(table="thumbs", columns={"user": "usr"}), r"no column 'usr' \(it has id, .*the field user"),
+        (thumbs(table="copied"), r"no column 'given_at' \(it has id.*the field given_at"),
+        (thumbs(table="thumbs", key="nr"), "'thumbs' has no column 'nr': it has id"),
+        (thumbs(table="thumbs", watermark="at"), "'thumbs' has no column 'at': it has id"),
     ],
 )
 def test_sql_tables_not_as_configured_are_one_error(database: Path, tables: TablesConfig | None, message: str) -> None:
-    for name in ("interactions", "reviews"):
-        run(database, f"ALTER TABLE {name} RENAME TO {'copied' if name == 'reviews' else 'old'}")
+    run(database, "ALTER TABLE interactions RENAME TO old")
+    run(database, "ALTER TABLE reviews RENAME TO copied")
     with pytest.raises(AbstainError, match=message) as refused:
         read(database, tables=tables)
-    assert str(refused.value).startswith(f"sqlite:///{database}: ")
-    assert "\n" not in str(refused.value)
+    assert str(refused.value).startswith(f"sqlite:///{database}: ") and "\n" not in str(refused.value)
 
 
 def test_sql_missing_or_damaged_database_is_an_error(tmp_path: Path) -> None:
@@ -220,17 +193,17 @@ def test_sql_missing_or_damaged_database_is_an_error(tmp_path: Path) -> None:
         read(tmp_path / "missing.db")
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "text.db").write_text("this is no database, however long it may be" * 100)
-    with pytest.raises(AbstainError, match=r"text\.db: .*file is not a database"):
+    with pytest.raises(AbstainError, match=r"text\.db: "):
         read(tmp_path / "text.db")
 
 
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("no url", "source 'warehouse': SQLAlchemy cannot parse its url"),
-        ("nonsense://ann:secret@host/x", r"nonsense://ann:\*\*\*@host/x: .*install the package"),
-        ("nonsense://host/x?password=secret", r"nonsense://host/x\?password=hidden: .*install the package"),
-        ("postgresql://ann:${NO_SUCH_VARIABLE}@host/x", "the environment variable NO_SUCH_VARIABLE in its url"),
+        ("no url", "'warehouse': "),
+        ("nonsense://ann:secret@host/x", r"nonsense://ann:\*\*\*@host/x: "),
+        ("nonsense://host/x?password=secret", r"nonsense://host/x\?password=hidden: "),
+        ("postgresql://ann:${NO_SUCH_VARIABLE}@host/x", "NO_SUCH_VARIABLE"),
     ],
 )
 def test_sql_bad_url_is_an_error_without_password(url: str, message: str) -> None:
@@ -258,39 +231,31 @@ def test_sql_source_writes_nothing(ten_days: Path) -> None:
 
 
 START = datetime(2026, 9, 1, tzinfo=UTC)
+hours = st.integers(0, 24 * 4).map(lambda part: part * 3)
 steps = st.lists(
-    st.one_of(
-        st.tuples(st.just("add"), st.integers(0, 24 * 12).map(lambda hours: hours // 3 * 3)),
-        st.tuples(st.just("delete"), st.integers(0, 30)),
-        st.just(("read", 0)),
-        st.just(("fail", 0)),
-    ),
+    st.tuples(st.just("add"), hours)
+    | st.tuples(st.just("delete"), st.integers(1, 20))
+    | st.sampled_from([("read", 0), ("fail", 0)]),
     max_size=20,
 )
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(steps, st.sampled_from([0.0, 1.0, 3.0]))
 def test_sql_every_row_is_given_when_a_reading_ends(todo: list[tuple[str, int]], late_by_days: float) -> None:
-    """Rows arrive in any order of their times, old ones are deleted, readings fail: the next reading makes up for it."""
     with TemporaryDirectory() as name:
-        path = new_database(Path(name))
-        existing: set[int] = set()
-        given_so_far: set[int] = set()
-        state: dict[str, Any] = {}
-        key = 0
-        for step, value in [*todo, ("read", 0)]:
+        path, existing, given_so_far, state = new_database(Path(name)), set(), set(), {}
+        for key, (step, value) in enumerate([*todo, ("read", 0)], start=1):
             if step == "add":
-                key += 1
                 existing.add(key)
                 add_thumb(path, key, (START + timedelta(hours=value)).isoformat())
-            elif step == "delete" and value in existing:
-                existing.remove(value)
+            elif step == "delete":
+                existing.discard(value)
                 run(path, f"DELETE FROM thumbs WHERE id = {value}")
             elif step == "fail":
                 next(iter(source(path, THUMBS, late_by_days=late_by_days).read(state)), None)
-            elif step == "read":
+            else:
                 rows, state = read(path, state, late_by_days=late_by_days)
                 given_so_far.update(lines(rows))
                 assert existing <= given_so_far

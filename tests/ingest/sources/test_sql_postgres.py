@@ -4,10 +4,10 @@ import os
 import random
 import signal
 import tempfile
-import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
@@ -36,8 +36,15 @@ CREATE TABLE sme.reviews (
   interaction_id bigint, reviewed_at timestamp, reviewer uuid, complete boolean, correct boolean, truthful boolean,
   inclusion_probability numeric, PRIMARY KEY (interaction_id, reviewer));
 """
-CUT = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
-  WHERE pid <> pg_backend_pid() AND datname = current_database()"""
+CUT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = current_database()"
+ANSWERS = """CREATE TABLE app.answers (id text PRIMARY KEY, asked_at timestamptz, prompt text, reply text, retrieved jsonb,
+  model text, written_at timestamptz)"""
+ANSWERED = """INSERT INTO app.answers
+  VALUES ('i-1', '2026-09-01 12:00+00', 'What is the fee?', 'None.', '[]', 'm@1', now())"""
+REMARKS = """CREATE TABLE app.thumbs (id bigint, answer_id text, at timestamptz, thumb text, employee text, remark text,
+  spam boolean)"""
+REMARKED = """INSERT INTO app.thumbs VALUES (1, 'i-1', '2026-09-02 12:00+00', 'up', 'u-1', 'fine', false),
+  (2, 'i-1', '2026-09-02 12:00+00', 'down', 'u-2', 'spam', true)"""
 ADD = "INSERT INTO thumbs (interaction_id, given_at, thumb, written_at) VALUES (1, '2026-09-02T12:00:00Z', 'up', "
 MANY = (
     "INSERT INTO thumbs (interaction_id, given_at, thumb, written_at) SELECT n, '2026-09-02T12:00:00Z', 'up', "
@@ -67,22 +74,18 @@ def test_postgres_native_types_are_read(url: str) -> None:
         f"{ADD} DEFAULT)",
         f"INSERT INTO sme.reviews VALUES (1, '2026-09-03 12:00', '{reviewer}', true, false, true, 0.25)",
     )
-    tables = TablesConfig(
-        interactions=TableConfig(table="interactions"),
-        feedback=TableConfig(table="thumbs"),
-        reviews=TableConfig(table="sme.reviews"),
-    )
+    names = {"interactions": "interactions", "feedback": "thumbs", "reviews": "sme.reviews"}
+    tables = TablesConfig(**{name: TableConfig(table=table) for name, table in names.items()})
     rows, state = read(url, tables=tables, naive_is_utc=True)
     assert [row.reasons for row in rows] == [()] * 4
-    assert rows[0].interaction == interaction("1")
-    assert rows[1].interaction is not None
-    assert (rows[1].interaction.product, rows[1].interaction.contexts[0].text) == ("p", "x")
+    first, second = (row.interaction for row in rows[:2])
+    assert (first, second.product, second.contexts[0].text) == (interaction("1"), "p", "x")
     assert rows[2].thumb == feedback("1")
     assert rows[3].review == review("1", right=False, reviewer=reviewer, inclusion_probability=0.25)
     assert state["tables"]["reviews"]["since"] == "2026-09-02T12:00:00"
     assert len(read(url, state, tables, naive_is_utc=True)[0]) == 4
     refused = read(url, tables=TablesConfig(reviews=TableConfig(table="sme.reviews")))[0]
-    assert str(refused[0].reasons[0]).startswith("reviewed_at: value error, timestamp without a time zone")
+    assert refused[0].reasons[0].field == "reviewed_at"
 
 
 def test_postgres_documented_warehouse_is_read(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,28 +94,15 @@ def test_postgres_documented_warehouse_is_read(url: str, tmp_path: Path, monkeyp
     (tmp_path / "sources.yaml").write_text(example)
     monkeypatch.setenv("FEEDBACK_PASSWORD", "?")
     (warehouse,) = load_sources(tmp_path / "sources.yaml", tmp_path)
-    run(
-        url,
-        "CREATE SCHEMA app",
-        "CREATE TABLE app.answers (id text PRIMARY KEY, asked_at timestamptz, prompt text, reply text, retrieved jsonb, "
-        "model text, written_at timestamptz)",
-        "CREATE TABLE app.thumbs (id bigint, answer_id text, at timestamptz, thumb text, employee text, remark text, spam boolean)",
-        "INSERT INTO app.answers VALUES ('i-1', '2026-09-01 12:00+00', 'What is the fee?', 'None.', '[]', 'm@1', now())",
-        "INSERT INTO app.thumbs VALUES (1, 'i-1', '2026-09-02 12:00+00', 'up', 'u-1', 'fine', false), "
-        "(2, 'i-1', '2026-09-02 12:00+00', 'down', 'u-2', 'spam', true)",
-    )
+    run(url, "CREATE SCHEMA app", ANSWERS, ANSWERED, REMARKS, REMARKED)
     rows = list(warehouse.model_copy(update={"url": url}).read({}))
-    assert [part for row in rows for part in row.iter_contents()] == [
-        interaction(),
-        feedback(user="u-1", comment="fine"),
-    ]
+    contents = [part for row in rows for part in row.iter_contents()]
+    assert contents == [interaction(), feedback(user="u-1", comment="fine")]
 
 
 def test_postgres_query_may_hold_casts_and_comments(url: str) -> None:
-    run(
-        url,
-        "INSERT INTO interactions VALUES (1, '2026-09-01 12:00+00', 'What is the fee?', 'None.', '[]', 'm@1', '50%')",
-    )
+    asked = "(1, '2026-09-01 12:00+00', 'What is the fee?', 'None.', '[]', 'm@1', '50%')"
+    run(url, f"INSERT INTO interactions VALUES {asked}")
     query = "SELECT interaction_id::text, asked_at, question, answer, contexts, model FROM interactions WHERE product LIKE '%\\%' -- :x"
     rows, _ = read(url, tables=TablesConfig(interactions=TableConfig(query=f"{query}\n")))
     assert [row.interaction for row in rows] == [interaction("1")]
@@ -144,16 +134,13 @@ def test_postgres_concurrent_writers_lose_no_row(url: str) -> None:
                 if chance.random() < 0.3:
                     connection.commit()
 
-    writers = [threading.Thread(target=write, args=(seed,)) for seed in range(3)]
-    for writer in writers:
-        writer.start()
-    state: dict[str, Any] = {}
-    given: set[int] = set()
-    is_last = False
-    while not is_last:
-        is_last = not any(writer.is_alive() for writer in writers)
-        rows, state = read(url, state, late_by_days=0.02 / 86400)
-        given.update(lines(rows))
+    state, given, is_last = {}, set(), False
+    with ThreadPoolExecutor(3) as pool:
+        writers = [pool.submit(write, seed) for seed in range(3)]
+        while not is_last:
+            is_last = all(writer.done() for writer in writers)
+            rows, state = read(url, state, late_by_days=0.02 / 86400)
+            given.update(lines(rows))
     assert given == set(range(1, 181))
 
 
@@ -199,7 +186,7 @@ def stop(data: Path) -> None:
     for _ in range(100):
         if not (data / "postmaster.pid").exists():
             return
-        threading.Event().wait(0.05)
+        time.sleep(0.05)
     raise TimeoutError("the server does not end")
 
 

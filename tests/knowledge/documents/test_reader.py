@@ -17,14 +17,14 @@ def page(body: str = "<p>x</p>", head: str = HEAD) -> str:
     return f"<!doctype html><html><head>{head}</head><body>{body}</body></html>"
 
 
-def refusal(content: bytes | str, name: str) -> str:
+def read_error(content: bytes | str, name: str) -> str:
     with pytest.raises(AbstainError) as refused:
         parse_document(content, name)
     assert "\n" not in str(refused.value)
     return str(refused.value)
 
 
-def test_front_matter_and_body_are_read() -> None:
+def test_parse_document_front_matter_and_body() -> None:
     text = FRONT.replace("title", "entitlements: [premium, staff]\nproduct: cards\ntitle") + "\n# Fees\n"
     read = parse_document(text, "gold.md")
     assert (read.doc_id, read.title, read.product, read.body) == ("gold", "Gold Card", "cards", "# Fees")
@@ -32,108 +32,85 @@ def test_front_matter_and_body_are_read() -> None:
     assert read.updated_at.isoformat() == "2026-08-01T00:00:00+00:00"
 
 
-def test_a_page_and_a_file_of_markdown_become_the_same_document() -> None:
+def test_parse_document_page_equals_markdown() -> None:
     markdown = FRONT.replace("title", "entitlements: [premium, staff]\nproduct: cards\ntitle") + "# Fees\n\nNone."
     extra = '<META NAME=Product CONTENT=cards><meta name="entitlements" content=" premium, ,staff ,premium">'
     html = page("<h1>Fees</h1><p>None.</p>", HEAD + extra)
     assert parse_document(html, "gold.HTML") == parse_document(markdown, "gold.md")
-    assert parse_document(html, "gold", "html") == parse_document(html.encode(), "gold.htm")
+    assert parse_document(html.encode(), "gold.htm") == parse_document(markdown, "gold.md")
 
 
-def test_a_nul_in_the_text_is_told_and_kept_from_databases() -> None:
-    assert (
-        parse_document(FRONT + "a\0b", "gold.md").body == parse_document(page("a\0b"), "gold.html").body == "a\ufffdb"
-    )
+def test_parse_document_nul_becomes_a_replacement_character() -> None:
+    texts = {"gold.md": FRONT + "a\0b", "gold.html": page("a\0b")}
+    assert {parse_document(text, name).body for name, text in texts.items()} == {"a\ufffdb"}
 
 
-def test_entitlements_may_stand_in_several_tags() -> None:
+def test_parse_document_entitlements_in_several_tags() -> None:
     tags = '<meta name="entitlements" content="staff"><meta name="entitlements" content="premium,staff">'
     assert parse_document(page(head=HEAD + tags), "gold.html").entitlements == ("staff", "premium")
+
+
+def change_front(old: str, new: str) -> str:
+    return FRONT.replace(old, new) + "x"
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("# Fees\n", "no front matter: begin the file with '---', the lines doc_id, title and updated_at, '---'"),
+        ("# Fees\n", "no front matter: .*doc_id, title and updated_at"),
         ("---\ndoc_id: gold\n", "no front matter: "),
-        ("---\ndoc_id: [\n---\nx", "the front matter is not valid YAML: while parsing"),
+        ("---\ndoc_id: [\n---\nx", "the front matter is not valid YAML: "),
         ("---\ndoc_id: \x00\n---\nx", "the front matter is not valid YAML: "),
-        (FRONT.replace("2026-08-01T00:00:00Z", "2026-13-45") + "x", "the front matter cannot be read: month must be"),
-        (FRONT.replace("gold", "[" * 500) + "x", "the front matter (cannot be read|is not valid YAML): "),
-        ("---\n- doc_id\n---\nx", "the front matter holds no 'name: value' lines: add doc_id, title, updated_at"),
-        (FRONT.replace("title: Gold Card\n", "") + "x", "the front matter lacks 'title': add a line 'title: ...'"),
-        (
-            FRONT.replace("title", "tilte: Gold\ntitle") + "x",
-            "unknown front matter field 'tilte': use doc_id, title, product, entitlements, updated_at",
-        ),
-        (FRONT.replace("Gold Card", "x" * (MAX_TITLE + 1)) + "x", f"the title has {MAX_TITLE + 1} characters, and "),
-        (FRONT.replace("00Z", "00") + "x", "front matter field 'updated_at': .*: write it in UTC, as in 2026-"),
-        (
-            FRONT.replace("2026-08-01T00:00:00Z", "'0001-01-01T00:00:00+14:00'") + "x",
-            "'updated_at' lies outside the years 1 to 9999",
-        ),
-        (
-            FRONT.replace("title", "entitlements: [staff]\nentitlements: []\ntitle") + "x",
-            "the front matter names 'entitlements' twice: keep one of the two$",
-        ),
-        (
-            FRONT.replace("title", 'entitlements: [staff]\n"entitlements": []\ntitle') + "x",
-            "the front matter names 'entitlements' twice: ",
-        ),
-        (
-            FRONT.replace("title", "<<: {entitlements: [staff]}\nentitlements: []\ntitle") + "x",
-            "the front matter names 'entitlements' twice: ",
-        ),
-        (FRONT.replace("title", "entitlements: {a: 1, a: 2}\ntitle") + "x", "the front matter names 'a' twice: "),
-        (FRONT, "there is no text below the front matter: write the document there"),
-        (FRONT.replace("title", "body: x\ntitle") + "x", "'body' is no front matter field: write the text below"),
+        (change_front("2026-08-01T00:00:00Z", "2026-13-45"), "the front matter cannot be read: "),
+        (change_front("gold", "[" * 500), "the front matter (cannot be read|is not valid YAML): "),
+        ("---\n- doc_id\n---\nx", "the front matter holds no 'name: value' lines"),
+        (change_front("title: Gold Card\n", ""), "the front matter lacks 'title'"),
+        (change_front("title", "tilte: Gold\ntitle"), "unknown front matter field 'tilte'"),
+        (change_front("Gold Card", "x" * (MAX_TITLE + 1)), f"the title has {MAX_TITLE + 1} characters"),
+        (change_front("00Z", "00"), "front matter field 'updated_at': "),
+        (change_front("2026-08-01T00:00:00Z", "'0001-01-01T00:00:00+14:00'"), "'updated_at' .* the years 1 to 9999"),
+        (change_front("title", "entitlements: [staff]\nentitlements: []\ntitle"), ".* names 'entitlements' twice"),
+        (change_front("title", 'entitlements: [staff]\n"entitlements": []\ntitle'), ".* names 'entitlements' twice"),
+        (change_front("title", "<<: {entitlements: [a]}\nentitlements: []\ntitle"), ".* names 'entitlements' twice"),
+        (change_front("title", "entitlements: {a: 1, a: 2}\ntitle"), ".* names 'a' twice"),
+        (FRONT, "there is no text below the front matter"),
+        (change_front("title", "body: x\ntitle"), "'body' is no front matter field"),
     ],
 )
-def test_what_is_wrong_with_markdown_is_one_line_that_names_file_problem_and_remedy(text: str, message: str) -> None:
-    assert re.match(f"in/gold.md: {message}", refusal(text, "in/gold.md"))
-
-
-def head_without(name: str) -> str:
-    return re.sub(f'<meta name="{name}"[^>]*>', "", HEAD)
+def test_parse_document_wrong_markdown_is_one_line(text: str, message: str) -> None:
+    assert re.match(f"in/gold.md: {message}", read_error(text, "in/gold.md"))
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (page(head=head_without("doc_id")), 'the page lacks \'doc_id\': add <meta name="doc_id" content="...">$'),
-        (page(head=HEAD.replace("Gold Card", " ")), "the page lacks 'title': add a <title>$"),
-        (page(head=HEAD.replace("00Z", "00")), "page field 'updated_at': .*: write it in UTC"),
+        (
+            page(head=HEAD.replace('<meta name="doc_id" content="gold">', "")),
+            'the page lacks \'doc_id\': add <meta name="doc_id" content="...">$',
+        ),
+        (page(head=HEAD.replace("Gold Card", " ")), "the page lacks 'title'"),
+        (page(head=HEAD.replace("00Z", "00")), "page field 'updated_at': "),
         (page(head=HEAD.replace('content="gold"', 'content=""')), "page field 'doc_id': "),
-        (page(head=HEAD.replace('content="gold"', "")), '<meta name="doc_id"> is empty: add content="..."$'),
-        (
-            page(head=HEAD + '<meta name="doc_id" content="b">'),
-            '<meta name="doc_id"> is there twice, as "gold" and as "b"',
-        ),
-        (
-            page(head=HEAD + '<meta name="Entitlement" content="staff">'),
-            '<meta name="entitlement"> is unknown: did you mean "entitlements"\\?$',
-        ),
-        (page("<nav>a</nav><script>b</script> "), "there is no text in the page's body: if a script draws it"),
-        pytest.param(
-            page("<div>" * 20_000 + "x"),
-            "its tags are nested too deeply to be read, more than the 100 allowed: simplify the page$",
-            id="nested",
-        ),
+        (page(head=HEAD.replace('content="gold"', "")), '<meta name="doc_id"> is empty'),
+        (page(head=HEAD + '<meta name="doc_id" content="b">'), '<meta name="doc_id"> is there twice'),
+        (page(head=HEAD + '<meta name="Entitlement" content="a">'), '<meta name="entitlement"> .*"entitlements"'),
+        (page("<nav>a</nav><script>b</script> "), "there is no text in the page's body"),
+        pytest.param(page("<div>" * 20_000 + "x"), "its tags are nested too deeply", id="nested"),
     ],
 )
-def test_what_is_wrong_with_a_page_is_one_line_that_names_file_problem_and_remedy(text: str, message: str) -> None:
-    assert re.match(f"in/gold.html: {message}", refusal(text, "in/gold.html"))
+def test_parse_document_wrong_page_is_one_line(text: str, message: str) -> None:
+    assert re.match(f"in/gold.html: {message}", read_error(text, "in/gold.html"))
 
 
-def test_what_else_a_page_says_of_itself_is_no_business_of_ours() -> None:
+def test_parse_document_ignores_other_meta_tags() -> None:
     tags = (
         '<meta name="viewport" content="x"><meta name="title" content="y"><meta property="og:title" content="z"><meta>'
     )
     assert parse_document(page(head=HEAD + tags), "gold.html") == parse_document(page(), "gold.html")
 
 
-def test_windows_line_ends_and_a_byte_order_mark_change_nothing() -> None:
+def test_parse_document_ignores_byte_order_mark_and_crlf() -> None:
     body = "# Fees\n\n- one\n- two\n\n| a | b |\n|---|---|\n| 1 | 2 |\n"
     plain = parse_document(FRONT + body, "gold.md")
     windows = parse_document("\ufeff" + (FRONT + body).replace("\n", "\r\n"), "gold.md")
@@ -155,48 +132,33 @@ def test_windows_line_ends_and_a_byte_order_mark_change_nothing() -> None:
         ("", "utf-16"),  # with its byte order mark
     ],
 )
-def test_a_page_is_read_in_the_charset_that_it_declares(declaration: str, encoding: str) -> None:
+def test_parse_document_page_in_its_declared_charset(declaration: str, encoding: str) -> None:
     read = parse_document(page("<p>Gebühr: 4 €</p>", declaration + HEAD).encode(encoding), "gold.html")
     assert read.body == "Gebühr: 4 €"
 
 
 @pytest.mark.parametrize(
-    ("content", "name", "message"),
+    ("content", "message"),
     [
-        (FRONT.encode() + b"\xff", "a.md", "not valid UTF-8 (byte 72 is 0xff): save it as UTF-8"),
-        (page("é").encode("latin-1"), "a.html", "is 0xe9): save it as UTF-8"),
-        (
-            page("é", '<meta charset="ascii-7">' + HEAD).encode(),
-            "a.html",
-            "declares the unknown charset 'ascii-7': save it",
-        ),
-        (
-            page("+2AA-", '<meta charset="utf-7">' + HEAD).encode(),
-            "a.html",
-            "not valid utf-7, which it declares to be (half a character): save it as UTF-8",
-        ),
-        (
-            page("é", '<meta charset="base64">' + HEAD).encode(),
-            "a.html",
-            "declares the unknown charset 'base64': save it",
-        ),
-        (
-            page("x", '<meta charset="utf-8">' + HEAD).encode() + b"\xff",
-            "a.html",
-            "not valid utf-8, which it declares to be (byte",
-        ),
+        (page("é").encode("latin-1"), r"\(byte \d+ is 0xe9\)"),
+        (page("é", '<meta charset="ascii-7">' + HEAD).encode(), "the unknown charset 'ascii-7'"),
+        (page("+2AA-", '<meta charset="utf-7">' + HEAD).encode(), "not valid utf-7, .*half a character"),
+        (page("é", '<meta charset="base64">' + HEAD).encode(), "the unknown charset 'base64'"),
+        (page("x", '<meta charset="utf-8">' + HEAD).encode() + b"\xff", "not valid utf-8, .*byte"),
     ],
 )
-def test_bytes_that_are_no_text_are_refused(content: bytes, name: str, message: str) -> None:
-    said = refusal(content, name)
-    assert said.startswith(f"{name}: ")
-    assert message in said
+def test_parse_document_page_that_is_no_text_raises(content: bytes, message: str) -> None:
+    assert re.match(f"a.html: .*{message}", read_error(content, "a.html"))
+
+
+def test_parse_document_markdown_that_is_no_text_raises() -> None:
+    assert read_error(FRONT.encode() + b"\xff", "a.md").startswith("a.md: not valid UTF-8 (byte 72 is 0xff)")
 
 
 @given(
     st.binary(max_size=60), st.sampled_from(["a.md", "a.html"]), st.sampled_from([b"", FRONT.encode(), HEAD.encode()])
 )
-def test_no_bytes_are_anything_but_a_document_or_one_line(content: bytes, name: str, before: bytes) -> None:
+def test_parse_document_any_bytes_are_a_document_or_one_line(content: bytes, name: str, before: bytes) -> None:
     try:
         assert parse_document(before + content, name).doc_id == "gold"
     except AbstainError as error:

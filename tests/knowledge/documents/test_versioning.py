@@ -1,88 +1,60 @@
 from datetime import UTC, datetime, timedelta
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from abstain.core.contracts import Chunk, Document
+from abstain.knowledge.documents import versioning
 from abstain.knowledge.documents.chunks import chunk_document
-from abstain.knowledge.documents.versioning import ChunkUpdate, update_chunks
+from abstain.knowledge.documents.versioning import update_chunks
 from tests.knowledge.builders import document
 
 AT = datetime(2026, 9, 1, tzinfo=UTC)
 LATER = AT + timedelta(days=1)
-
-
-class Chunker:
-    """Cuts as ever, and counts."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self, source: Document) -> list[Chunk]:
-        self.calls += 1
-        return chunk_document(source)
-
-
-def texts(revision: ChunkUpdate) -> list[tuple[str, bool]]:
-    """What each chunk says, and whether it is still there."""
-    return [(chunk.text.partition("\n")[2], chunk.removed_at is None) for chunk in revision.chunks]
-
-
 FIRST = document("# A\n\none\n\n# B\n\ntwo")
 SECOND = document("# A\n\none\n\n# B\n\nTWO", updated_at="2026-09-01T00:00:00Z", entitlements=("staff",))
+CHUNKS = update_chunks([], None, FIRST, AT)
 
 
-def test_a_new_document_is_cut_and_all_of_it_is_added() -> None:
-    first = update_chunks([], None, FIRST, AT)
-    assert first == ChunkUpdate(
-        tuple(chunk_document(FIRST)), True, tuple(c.chunk_id for c in chunk_document(FIRST)), ()
-    )
+def list_texts(chunks: tuple[Chunk, ...]) -> list[tuple[str, bool]]:
+    """The text of each chunk, and whether it is still there."""
+    return [(chunk.text.partition("\n")[2], chunk.removed_at is None) for chunk in chunks]
 
 
-def test_an_unchanged_document_is_not_cut_again() -> None:
-    first = update_chunks([], None, FIRST, AT)
-    chunker = Chunker()
-    again = update_chunks(first.chunks, FIRST, FIRST.model_copy(), LATER, chunker)
-    assert again == ChunkUpdate(first.chunks, rechunked=False)
-    assert chunker.calls == 0
-    # Its chunks got lost: then it is.
-    assert update_chunks([], FIRST, FIRST, LATER, chunker).chunks == first.chunks
-    assert chunker.calls == 1
+def test_update_chunks_new_document_is_added() -> None:
+    assert tuple(chunk_document(FIRST)) == CHUNKS
 
 
-def test_what_vanishes_becomes_a_tombstone_and_what_stays_has_the_new_rights_and_date() -> None:
-    first = update_chunks([], None, FIRST, AT)
-    second = update_chunks(first.chunks, FIRST, SECOND, LATER)
-    assert texts(second) == [("one", True), ("TWO", True), ("two", False)]
-    assert second.chunks[2] == first.chunks[1].model_copy(update={"removed_at": LATER})
-    assert second.added == (second.chunks[1].chunk_id,)
-    assert second.removed == (first.chunks[1].chunk_id,)
-    assert [chunk.entitlements for chunk in second.chunks] == [("staff",), ("staff",), ()]
-    assert second.chunks[0].chunk_id == first.chunks[0].chunk_id
-    assert second.chunks[0].updated_at == SECOND.updated_at
+def test_update_chunks_unchanged_document_is_not_cut_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut = Mock(side_effect=chunk_document)
+    monkeypatch.setattr(versioning, "chunk_document", cut)
+    assert update_chunks(CHUNKS, FIRST, FIRST.model_copy(), LATER) == CHUNKS
+    cut.assert_not_called()
+    assert update_chunks([], FIRST, FIRST, LATER) == CHUNKS, "its chunks were lost"
 
 
-def test_what_comes_back_is_the_same_chunk_again() -> None:
-    first = update_chunks([], None, FIRST, AT)
-    second = update_chunks(first.chunks, FIRST, SECOND, LATER)
-    third = update_chunks(second.chunks, SECOND, FIRST, LATER)
-    assert texts(third) == [("one", True), ("two", True), ("TWO", False)]
-    assert third.chunks[:2] == first.chunks
-    assert third.added == (first.chunks[1].chunk_id,)
+def test_update_chunks_vanished_text_becomes_a_tombstone() -> None:
+    second = update_chunks(CHUNKS, FIRST, SECOND, LATER)
+    assert list_texts(second) == [("one", True), ("TWO", True), ("two", False)]
+    assert second[2] == CHUNKS[1].model_copy(update={"removed_at": LATER})
+    assert [chunk.entitlements for chunk in second] == [("staff",), ("staff",), ()]
+    assert (second[0].chunk_id, second[0].updated_at) == (CHUNKS[0].chunk_id, SECOND.updated_at)
 
 
-def test_of_a_removed_document_every_chunk_is_a_tombstone_that_keeps_when_it_died() -> None:
-    first = update_chunks([], None, FIRST, AT)
-    second = update_chunks(first.chunks, FIRST, SECOND, AT)
-    chunker = Chunker()
-    gone = update_chunks(second.chunks, SECOND, None, LATER, chunker)
-    assert chunker.calls == 0 and not gone.rechunked
-    assert [chunk.removed_at for chunk in gone.chunks] == [LATER, LATER, AT]
-    assert (gone.added, len(gone.removed)) == ((), 2)
-    assert update_chunks(gone.chunks, None, None, LATER + timedelta(days=1)).chunks == gone.chunks
-    back = update_chunks(gone.chunks, None, SECOND, LATER)
-    assert back.rechunked and texts(back) == texts(second)
+def test_update_chunks_returning_text_is_the_same_chunk() -> None:
+    third = update_chunks(update_chunks(CHUNKS, FIRST, SECOND, LATER), SECOND, FIRST, LATER)
+    assert list_texts(third) == [("one", True), ("two", True), ("TWO", False)]
+    assert third[:2] == CHUNKS
+
+
+def test_update_chunks_removed_document_is_all_tombstones() -> None:
+    second = update_chunks(CHUNKS, FIRST, SECOND, AT)
+    gone = update_chunks(second, SECOND, None, LATER)
+    assert [chunk.removed_at for chunk in gone] == [LATER, LATER, AT]
+    assert update_chunks(gone, None, None, LATER + timedelta(days=1)) == gone
+    assert list_texts(update_chunks(gone, None, SECOND, LATER)) == list_texts(second)
 
 
 sources = st.lists(st.sampled_from("abcde"), min_size=1, max_size=4).map(
@@ -91,17 +63,14 @@ sources = st.lists(st.sampled_from("abcde"), min_size=1, max_size=4).map(
 
 
 @pytest.mark.heavy
-@given(st.lists(st.one_of(st.none(), sources), max_size=8))
-def test_whatever_happens_every_id_ever_given_still_means_its_text(versions: list[Document | None]) -> None:
-    known: tuple[Chunk, ...] = ()
-    ever: dict[str, str] = {}
+@given(st.lists(st.none() | sources, max_size=8))
+def test_update_chunks_an_id_always_means_its_text(versions: list[Document | None]) -> None:
+    chunks: tuple[Chunk, ...] = ()
+    text_by_id: dict[str, str] = {}
     old = None
     for day, new in enumerate(versions):
-        revision = update_chunks(known, old, new, AT + timedelta(days=day))
-        alive = {chunk.chunk_id for chunk in known if chunk.removed_at is None}
-        known, old = revision.chunks, new
-        ever |= {chunk.chunk_id: chunk.text for chunk in known}
-        assert {chunk.chunk_id: chunk.text for chunk in known} == ever
-        now = {chunk.chunk_id for chunk in known if chunk.removed_at is None}
-        assert now == {chunk.chunk_id for chunk in (chunk_document(new) if new else [])}
-        assert (set(revision.added), set(revision.removed)) == (now - alive, alive - now)
+        chunks, old = update_chunks(chunks, old, new, AT + timedelta(days=day)), new
+        text_by_id |= {chunk.chunk_id: chunk.text for chunk in chunks}
+        assert {chunk.chunk_id: chunk.text for chunk in chunks} == text_by_id
+        live_ids = {chunk.chunk_id for chunk in chunks if chunk.removed_at is None}
+        assert live_ids == {chunk.chunk_id for chunk in (chunk_document(new) if new else [])}

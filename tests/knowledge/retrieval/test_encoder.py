@@ -14,13 +14,13 @@ from abstain.knowledge.retrieval.retriever import Retriever
 from tests.knowledge.builders import chunk
 
 
-def test_without_the_embedded_encoder_the_error_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_encoder_folder_without_the_package_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("abstain.knowledge.retrieval.encoder.EMBEDDED_ENCODER", "no_such_encoder")
     with pytest.raises(AbstainError, match=r"not installed: pip install no-such-encoder$"):
         find_encoder_folder()
 
 
-def test_the_identity_is_that_of_the_files_wherever_they_lie(tmp_path: Path) -> None:
+def test_encoder_identity_is_of_its_files_not_their_folder(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name / "1_Pooling").mkdir(parents=True)
         (tmp_path / name / "model.safetensors").write_bytes(b"weights")
@@ -35,7 +35,7 @@ def test_the_identity_is_that_of_the_files_wherever_they_lie(tmp_path: Path) -> 
 
 
 @pytest.mark.heavy
-def test_an_encoder_whose_weights_are_pickled_is_not_loaded(tmp_path: Path) -> None:
+def test_encoder_pickled_weights_are_not_loaded(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(find_encoder_folder(), tmp_path / "pickled"))
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     assert SentenceEncoder(folder).dimension == 384
@@ -45,7 +45,7 @@ def test_an_encoder_whose_weights_are_pickled_is_not_loaded(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_the_embedded_encoder_finds_the_chunk_that_a_paraphrase_means() -> None:
+def test_encoder_finds_the_chunk_of_a_paraphrase() -> None:
     paraphrases = {
         "What do I pay every year for having the card?": "Gold Card > Fees\nThe annual fee is 95 euros.",
         "How much money can I take out of a machine each day?": "Gold Card > Limits\nCash withdrawals: 500 euros a day.",

@@ -1,10 +1,7 @@
-"""What every index promises, of both kinds: faiss in this process, and pgvector on a real server."""
-
-from __future__ import annotations
-
 import random
 import secrets
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import numpy as np
@@ -17,7 +14,7 @@ from abstain.core.errors import AbstainError
 from abstain.knowledge.retrieval.embeddings import normalize_rows
 from abstain.knowledge.retrieval.encoder import Vectors
 from abstain.knowledge.retrieval.faiss_index import FaissIndex
-from abstain.knowledge.retrieval.index import IndexEntry, SearchHit, VectorIndex, filter_near_best
+from abstain.knowledge.retrieval.index import EntryRejected, IndexEntry, SearchHit, VectorIndex, filter_near_best
 from abstain.knowledge.retrieval.pgvector_index import PgVectorIndex
 from abstain.knowledge.retrieval.retriever import open_index
 from tests.knowledge.builders import VOCABULARY, BagOfWords, chunk
@@ -67,7 +64,7 @@ OPEN = (
 )
 
 
-def test_the_nearest_come_first_and_at_most_k(index: VectorIndex) -> None:
+def test_search_gives_the_nearest_k_first(index: VectorIndex) -> None:
     hits = fill(index, *OPEN).search(vector("fee"), 3)
     assert ids(hits) == ["a#best", "b#next", "a#near"]
     # The cosine: how long a text is plays no part.
@@ -76,7 +73,7 @@ def test_the_nearest_come_first_and_at_most_k(index: VectorIndex) -> None:
     assert hits[0].chunk == OPEN[2]  # whole
 
 
-def test_an_empty_index_finds_nothing(index: VectorIndex) -> None:
+def test_search_empty_index_gives_nothing(index: VectorIndex) -> None:
     assert index.search(vector("fee"), 3, ["staff"], {"product": "cards"}) == []
     assert index.digests() == {}
     index.remove(["a#1"])
@@ -84,32 +81,20 @@ def test_an_empty_index_finds_nothing(index: VectorIndex) -> None:
     assert index.search(vector("fee"), 3) == []
 
 
-def test_less_than_one_hit_cannot_be_asked_for(index: VectorIndex) -> None:
-    with pytest.raises(ValueError, match="k must be at least 1, not 0"):
-        index.search(vector("fee"), 0)
-
-
-def test_what_the_asker_may_not_read_neither_shows_up_nor_crowds_out(index: VectorIndex) -> None:
-    fill(index, *(chunk(f"s#{n}", "fee", "staff") for n in range(5)), *OPEN)
-    assert ids(index.search(vector("fee"), 2)) == ["a#best", "b#next"]
-    assert ids(index.search(vector("fee"), 2, ["premium"])) == ["a#best", "b#next"]
-    assert ids(index.search(vector("fee"), 2, ["staff"])) == ["a#best", "s#0"]
-
-
-def test_a_reader_must_hold_every_entitlement(index: VectorIndex) -> None:
+def test_search_needs_every_entitlement_of_a_chunk(index: VectorIndex) -> None:
     fill(index, chunk("a#both", "fee", "staff", "premium"))
     assert index.search(vector("fee"), 1, ["staff"]) == index.search(vector("fee"), 1, ["premium"]) == []
     assert ids(index.search(vector("fee"), 1, ["premium", "other", "staff"])) == ["a#both"]
 
 
-def test_an_entitlement_may_be_any_text(index: VectorIndex) -> None:
+def test_search_entitlement_may_be_any_text(index: VectorIndex) -> None:
     some = ["a,b", '"', "{}", "'; --", "\\", "NULL", "ä b"]
     fill(index, *(chunk(f"a#{at}", "fee", right) for at, right in enumerate(some)))
     assert index.search(vector("fee"), 9, ["a", "b", ""]) == []
     assert [ids(index.search(vector("fee"), 9, [right])) for right in some] == [[f"a#{at}"] for at in range(len(some))]
 
 
-def test_a_search_can_be_narrowed_to_product_document_and_kind(index: VectorIndex) -> None:
+def test_search_filters_by_product_document_and_kind(index: VectorIndex) -> None:
     table = chunk("a#table", "fee", kind="table")
     fill(
         index, *OPEN, table, chunk("s#1", "fee", "staff"), products=["cards", None, "cards", "loans", "loans", "cards"]
@@ -121,101 +106,93 @@ def test_a_search_can_be_narrowed_to_product_document_and_kind(index: VectorInde
     assert index.search(question, 9, where={"product": "None"}) == []
     assert ids(index.search(question, 1, ["staff"], {"product": "cards", "doc_id": "s"})) == ["s#1"]
     assert index.search(question, 1, ["premium"], {"doc_id": "s"}) == []
-    with pytest.raises(ValueError, match="there is no filter 'prodct': use product, doc_id, kind$"):
+    with pytest.raises(ValueError, match="'prodct': use product, doc_id, kind$"):
         index.search(question, 1, where={"prodct": "cards"})
 
 
-def test_what_is_removed_is_not_found_and_what_is_told_again_is_replaced(index: VectorIndex) -> None:
+def test_index_removed_entry_is_not_found_upserted_is_replaced(index: VectorIndex) -> None:
     fill(index, *OPEN)
     index.remove(["a#best", "a#unknown"])
     assert ids(index.search(vector("fee"), 9)) == ["b#next", "a#near", "a#far"]
-    closed = OPEN[3].model_copy(update={"entitlements": ("staff",)})
-    fill(index, closed, chunk("c#1", "loan"), products=["cards"])
+    closed, new = OPEN[3].model_copy(update={"entitlements": ("staff",)}), chunk("c#1", "loan")
+    fill(index, closed, new, products=["cards"])
     assert ids(index.search(vector("fee"), 2)) == ["a#near", "a#far"]
     assert ids(index.search(vector("fee"), 1, ["staff"], {"product": "cards"})) == ["b#next"]
-    assert index.digests() == {
-        key: IndexEntry(one, product).digest
-        for key, one, product in [
-            ("a#far", OPEN[0], None),
-            ("a#near", OPEN[1], None),
-            ("b#next", closed, "cards"),
-            ("c#1", chunk("c#1", "loan"), None),
-        ]
-    }
+    entries = [IndexEntry(OPEN[0]), IndexEntry(OPEN[1]), IndexEntry(closed, "cards"), IndexEntry(new)]
+    assert index.digests() == {entry.chunk.chunk_id: entry.digest for entry in entries}
     index.remove(list(index.digests()))
     assert index.search(vector("fee"), 9) == []
 
 
-def test_the_last_of_two_of_one_id_counts(index: VectorIndex) -> None:
+def test_upsert_last_of_two_with_one_id_counts(index: VectorIndex) -> None:
     fill(index, chunk("a#1", "fee"), chunk("a#2", "card"), chunk("a#1", "loan", "staff"))
     assert ids(index.search(vector("fee"), 9)) == ["a#2"]
     assert [hit.chunk.text for hit in index.search(vector("loan"), 1, ["staff"])] == ["loan"]
 
 
-def test_a_tombstone_cannot_be_indexed(index: VectorIndex) -> None:
+def test_upsert_tombstone_raises(index: VectorIndex) -> None:
     dead = chunk("a#1", "fee", removed_at="2026-09-01T00:00:00Z")
-    with pytest.raises(ValueError, match="a#1 was removed from its document: it cannot be indexed"):
+    with pytest.raises(ValueError, match="a#1 was removed"):
         fill(index, chunk("a#2", "fee"), dead)
     assert index.digests() == {}
 
 
-def test_equal_scores_are_in_the_order_of_the_ids_however_they_came_in(index: VectorIndex) -> None:
+def test_search_equal_scores_are_in_order_of_ids(index: VectorIndex) -> None:
     texts = ("fee", "fee limit", "limit")
-    same = [
-        chunk(f"c#{n:03}", texts[n * 5 % 7 % 3]) for n in range(300)
-    ]  # so many that an unstable sort would mix them
+    same = [chunk(f"c#{n:03}", texts[n * 5 % 7 % 3]) for n in range(300)]  # an unstable sort would mix so many
     expected = [one.chunk_id for text in texts for one in same if one.text == text]
     fill(index, *random.Random(0).sample(same, 200))
     fill(index, *same)
-    assert ids(index.search(vector("fee"), 300)) == expected
-    for k in (1, 3, 50, len(expected) // 2):
+    for k in (1, 3, 50, len(expected) // 2, 300):
         assert ids(index.search(vector("fee"), k)) == expected[:k]
 
 
 rights = st.lists(st.sampled_from(RIGHTS), max_size=3, unique=True)
 texts = st.lists(st.sampled_from(VOCABULARY), min_size=1, max_size=4).map(" ".join)
 some_chunks = st.lists(st.tuples(texts, rights, st.sampled_from([None, "cards", "loans"])), max_size=25)
-narrowed = st.dictionaries(st.just("product"), st.sampled_from(["cards", "loans"]), max_size=1)
 
 
-def brute_force(
-    chunks: Sequence[Chunk], products: Sequence[str | None], question: str, held: Sequence[str], where: dict[str, str]
-) -> list[tuple[str, float]]:
-    """All that may be read, best first: cosines rounded as float32 sums differ in their last bits."""
+Search = tuple[str, list[str], int, dict[str, str]]
+searches = st.tuples(
+    texts,
+    rights,
+    st.integers(1, 30),
+    st.dictionaries(st.just("product"), st.sampled_from(["cards", "loans"]), max_size=1),
+)
+
+
+def brute_force(entries: Sequence[IndexEntry], search: Search) -> list[tuple[str, float]]:
+    """The best that may be read, best first: cosines rounded as float32 sums differ in their last bits."""
+    question, held, k, where = search
     allowed = [
-        (round(float(vector(one.text) @ vector(question)), 5), one.chunk_id)
-        for one, product in zip(chunks, products, strict=True)
-        if set(one.entitlements) <= set(held) and where.get("product", product) == product
+        (-round(float(vector(entry.chunk.text) @ vector(question)), 5), entry.chunk.chunk_id)
+        for entry in entries
+        if set(entry.chunk.entitlements) <= set(held) and where.get("product", entry.product) == entry.product
     ]
-    return [(key, score) for score, key in sorted(allowed, key=lambda pair: (-pair[0], pair[1]))]
+    return [(key, -score) for score, key in sorted(allowed)[:k]]
 
 
 @pytest.mark.heavy
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(some_chunks, texts, rights, st.integers(1, 30), narrowed)
-def test_a_search_is_the_brute_force_over_what_the_asker_may_read(
-    index: VectorIndex,
-    some: list[tuple[str, list[str], str | None]],
-    question: str,
-    held: list[str],
-    k: int,
-    where: dict[str, str],
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(some_chunks, searches)
+def test_search_is_brute_force_over_readable_chunks(
+    index: VectorIndex, some: list[tuple[str, list[str], str | None]], search: Search
 ) -> None:
-    chunks = [chunk(f"d{n}#1", text, *needed) for n, (text, needed, _) in enumerate(some)]
-    products = [product for _, _, product in some]
+    entries = [IndexEntry(chunk(f"d{n}#1", text, *needed), product) for n, (text, needed, product) in enumerate(some)]
     index.remove(list(index.digests()))
-    if chunks:
-        fill(index, *chunks, products=products)
+    if entries:
+        index.upsert(entries, normalize_rows(ENCODER.encode([entry.chunk.text for entry in entries])))
+    question, held, k, where = search
     hits = index.search(vector(question), k, held, where)
     assert all(set(hit.chunk.entitlements) <= set(held) for hit in hits)
-    expected = brute_force(chunks, products, question, held, where)[:k]
+    expected = brute_force(entries, search)
     assert [round(hit.score, 5) for hit in hits] == pytest.approx([score for _, score in expected], abs=2e-5)
     assert {hit.chunk.chunk_id for hit in hits if hit.score > expected[-1][1] + 1e-4} == {
         key for key, score in expected if score > expected[-1][1] + 1e-4
     }
 
 
-def test_no_question_gets_a_chunk_to_an_agent_without_the_entitlement(index: VectorIndex) -> None:
+def test_search_no_question_gets_an_unreadable_chunk(index: VectorIndex) -> None:
     draw = np.random.default_rng(7)
     secret = [chunk(f"s#{n}", f"fee {n}", RIGHTS[n % 3], RIGHTS[(n + n % 2) % 3]) for n in range(1500)]
     for_all = [chunk(f"p#{n}", f"fee {n}") for n in range(40)]
@@ -223,7 +200,7 @@ def test_no_question_gets_a_chunk_to_an_agent_without_the_entitlement(index: Vec
     index.upsert([IndexEntry(one) for one in (*secret, *for_all)], vectors)
     nothing = np.full(5, np.nan, np.float32)
     for question in (nothing, np.array([np.inf, 0, 0, 0, 0], np.float32), np.array([0, 0, 0, 0, -np.inf], np.float32)):
-        with pytest.raises(ValueError, match="a vector holds NaN or infinite values: nothing is near to it"):
+        with pytest.raises(ValueError, match="NaN or infinite"):
             index.search(question, 10)
     # Even who asks with a secret chunk's own vector.
     for question in (*vectors[:30], *normalize_rows(draw.standard_normal((10, 5)).astype(np.float32))):
@@ -235,26 +212,8 @@ def test_no_question_gets_a_chunk_to_an_agent_without_the_entitlement(index: Vec
             assert len(staff) == min(k, 40 + 250)
 
 
-floats = st.floats(width=32, allow_nan=True, allow_infinity=True)
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(floats, min_size=5, max_size=5), rights, st.integers(1, 9))
-def test_any_vector_is_refused_or_finds_only_what_its_asker_may_read(
-    index: VectorIndex, values: list[float], held: list[str], k: int
-) -> None:
-    if not index.digests():
-        fill(index, *OPEN, *(chunk(f"s#{n}", "fee", right) for n, right in enumerate(RIGHTS)))
-    question = np.array(values, np.float32)
-    if np.isfinite(question).all():
-        assert all(set(hit.chunk.entitlements) <= set(held) for hit in index.search(question, k, held))
-    else:
-        with pytest.raises(ValueError, match="NaN or infinite"):
-            index.search(question, k, held)
-
-
 @pytest.mark.filterwarnings("ignore:overflow encountered in nextafter")
-def test_what_faiss_answers_where_it_has_nothing_is_no_hit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faiss_index_answer_without_a_chunk_is_no_hit(monkeypatch: pytest.MonkeyPatch) -> None:
     index = FaissIndex()
     fill(index, chunk("a#1", "fee"), chunk("s#1", "fee", "staff"))
     # Finite, yet its products with a stored vector of both signs would be inf - inf.
@@ -269,21 +228,23 @@ def test_what_faiss_answers_where_it_has_nothing_is_no_hit(monkeypatch: pytest.M
         assert set(ids(index.search(np.full(5, value, np.float32), 1))) <= {"a#1", "a#2"}
 
 
-def test_vectors_of_another_dimension_or_not_finite_are_refused(index: VectorIndex) -> None:
+def test_index_unusable_vector_or_number_raises(index: VectorIndex) -> None:
     fill(index, *OPEN)
+    with pytest.raises(ValueError, match="k must be at least 1, not 0"):
+        index.search(vector("fee"), 0)
     for shape in ((4,), (6,), (1, 5)):
-        with pytest.raises(ValueError, match=r"vectors of the shape \(.*\) do not fit: the index needs \(5,\)$"):
+        with pytest.raises(ValueError, match=r"the index needs \(5,\)$"):
             index.search(np.zeros(shape, np.float32), 1)
     for shape in ((4,), (6,), (2, 5)):
-        with pytest.raises(ValueError, match=r"do not fit: the index needs \(1, 5\)$"):
+        with pytest.raises(ValueError, match=r"the index needs \(1, 5\)$"):
             index.upsert([IndexEntry(chunk("c#1", "fee"))], np.zeros(shape, np.float32))
     broken = np.array([[1, 0, 0, 0, 0], [0, np.nan, 0, 0, 0]], np.float32)
-    with pytest.raises(ValueError, match="NaN or infinite values: nothing is near to it, check the encoder"):
+    with pytest.raises(ValueError, match="NaN or infinite"):
         index.upsert([IndexEntry(chunk("c#1", "fee")), IndexEntry(chunk("c#2", "fee"))], broken)
     assert len(index.digests()) == len(OPEN)
 
 
-def test_hits_far_below_the_best_are_dropped() -> None:
+def test_filter_near_best_drops_hits_far_below() -> None:
     hits = fill(FaissIndex(), *OPEN).search(vector("fee"), 4)
     assert ids(filter_near_best(hits, 0.5)) == ["a#best", "b#next"]
     assert ids(filter_near_best(hits, 0)) == ["a#best"]
@@ -292,7 +253,7 @@ def test_hits_far_below_the_best_are_dropped() -> None:
 
 
 @pytest.mark.slow
-def test_a_server_keeps_what_it_has_for_the_next_process_and_other_encoders_apart(server: str) -> None:
+def test_pgvector_keeps_entries_by_encoder(server: str) -> None:
     first, other = BagOfWords(), BagOfWords()
     first.identity, other.identity = "kept1", "kept2"
     with closing(open_index(server, first)) as index:
@@ -303,7 +264,7 @@ def test_a_server_keeps_what_it_has_for_the_next_process_and_other_encoders_apar
 
 
 @pytest.mark.slow
-def test_an_approximate_index_that_somebody_made_cannot_starve_a_search(server: str) -> None:
+def test_pgvector_approximate_index_starves_no_search(server: str) -> None:
     import psycopg
 
     encoder = BagOfWords()
@@ -321,23 +282,23 @@ def test_an_approximate_index_that_somebody_made_cannot_starve_a_search(server: 
 
 
 @pytest.mark.slow
-def test_two_that_open_a_new_index_at_once_do_not_collide(postgres: str) -> None:
-    from concurrent.futures import ThreadPoolExecutor
-
-    with database(postgres) as url, ThreadPoolExecutor(4) as pool:
-        opened = list(pool.map(lambda _: open_index(url, ENCODER), range(4)))
-        for one in opened:
-            one.close()
-    assert len(opened) == 4
+def test_pgvector_value_that_the_database_rejects_raises(server: str) -> None:
+    with closing(open_index(server, ENCODER)) as index, pytest.raises(EntryRejected):
+        fill(index, chunk("b#1", "loan"), products=["p\0q"])
 
 
 @pytest.mark.slow
-def test_a_server_that_fails_is_one_line_without_the_password(server: str) -> None:
-    with pytest.raises(AbstainError) as refused:
+def test_open_index_at_once_by_several_does_not_collide(postgres: str) -> None:
+    with database(postgres) as url, ThreadPoolExecutor(4) as pool:
+        for index in list(pool.map(lambda _: open_index(url, ENCODER), range(4))):
+            index.close()
+
+
+@pytest.mark.slow
+def test_pgvector_server_that_fails_is_one_line_without_password(server: str) -> None:
+    with pytest.raises(AbstainError, match=r"postgresql://127\.0\.0\.1:1/db does not answer.*ABSTAIN_INDEX") as refused:
         open_index("postgresql://ann:secret@127.0.0.1:1/db?connect_timeout=2", ENCODER)
     assert "\n" not in str(refused.value) and "secret" not in str(refused.value)
-    assert "postgresql://127.0.0.1:1/db does not answer" in str(refused.value)
-    assert "check ABSTAIN_INDEX" in str(refused.value)
     index = open_index(server, ENCODER)
     index.close()
     with pytest.raises(AbstainError, match="does not answer"):
@@ -358,19 +319,18 @@ WRITTEN_WRONG = (
 
 
 @pytest.mark.parametrize("url", WRITTEN_WRONG)
-def test_a_url_that_is_written_wrong_is_refused_without_any_part_of_the_password(url: str) -> None:
-    with pytest.raises(AbstainError, match=r"^ABSTAIN_INDEX is no URL that PostgreSQL reads: .* as %40 ") as refused:
+def test_open_index_malformed_url_shows_no_part_of_the_password(url: str) -> None:
+    with pytest.raises(AbstainError, match=r"^ABSTAIN_INDEX .*%40") as refused:
         open_index(url, ENCODER)
-    said = str(refused.value)
-    assert "\n" not in said and "cret" not in said and "se@" not in said and "ann" not in said
+    assert not any(part in str(refused.value) for part in ("\n", "cret", "se@", "ann"))
 
 
 @pytest.mark.parametrize("written", ["s%40cret", "s%2Fcret", "s:cret", "", "%C3%A4"])
-def test_a_password_with_escaped_characters_is_taken(written: str) -> None:
+def test_open_index_accepts_escaped_passwords(written: str) -> None:
     with pytest.raises(AbstainError, match=r"^the vector index in postgresql://127\.0\.0\.1:1/db does not answer"):
         open_index(f"postgresql://ann:{written}@127.0.0.1:1/db?connect_timeout=2", ENCODER)
 
 
-def test_what_is_no_url_of_a_server_is_refused() -> None:
-    with pytest.raises(AbstainError, match=r"^ABSTAIN_INDEX is no URL of a PostgreSQL database: write postgresql://"):
+def test_open_index_of_another_url_raises() -> None:
+    with pytest.raises(AbstainError, match=r"^ABSTAIN_INDEX .*postgresql://"):
         open_index("http://search:9200", ENCODER)

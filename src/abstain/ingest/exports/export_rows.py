@@ -14,16 +14,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, cast
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.ingest.exports.expressions import Expression, TrackedExpression
-from abstain.ingest.exports.formats import FORMATS, Record, Score, detect_format
+from abstain.ingest.exports.formats import FORMATS, Score, detect_format
 from abstain.ingest.exports.mapping import AnswerPaths, ExportMapping, ReviewScores, ThumbScores, format_value
 from abstain.ingest.exports.reviews import ReviewField, ReviewKey, find_missing_criteria, make_review_row
-from abstain.ingest.parsing import ParsedRow, parse_object
+from abstain.ingest.parsing import JsonObject, ParsedRow, parse_object
 
 WRITER_FIELDS = ("writer_scores", "token_log_probs", "display", "propensity")
 """What the assistant knew about its own answer."""
@@ -40,7 +40,7 @@ class ExportRecord(NamedTuple):
         number: Number of the record, from 1; in a table, its line.
     """
 
-    fields: Record
+    fields: JsonObject
     source: str
     number: int
 
@@ -136,7 +136,7 @@ class ExportRows:
             "in thumbs or reviews, or export again",
         )
 
-    def _survey_answer(self, record: Record) -> None:
+    def _survey_answer(self, record: JsonObject) -> None:
         mapping, tracked = self._mapping, self._tracked
         if mapping.retrievals and tracked["retrievals.where"].evaluate(record):
             key, contexts = (tracked[f"retrievals.{name}"].evaluate(record) for name in ("join", "contexts"))
@@ -166,9 +166,9 @@ class ExportRows:
     def _survey_review(self, score: Score, part: ExportRecord, interaction_id: Any) -> None:
         reviews = cast(ReviewScores, self._mapping.reviews)
         reviewer = _to_text(_evaluate_first(score.source_record, reviews.reviewer, self._format.reviewer))
-        values: Mapping[str, Any] | None = {"ideal_answer": score.value}
+        values: JsonObject | None = {"ideal_answer": score.value}
         if score.name != reviews.ideal_answer:
-            values = cast("Mapping[str, Any] | None", reviews.criteria[score.name].get(format_value(score.value)))
+            values = cast("JsonObject | None", reviews.criteria[score.name].get(format_value(score.value)))
         if reviewer is None:
             self._count_skipped("scores without a reviewer, not taken", score.name)
         elif reviews.reviewers != "all" and reviewer not in reviews.reviewers:
@@ -181,7 +181,7 @@ class ExportRows:
             _, parts = self._reviews_by_key.setdefault(json.dumps(key), (key, []))
             parts.append(ReviewField(scored_at, values, part.source, part.number))
 
-    def _track(self, section: str, record: Record, excluding: str = "") -> None:
+    def _track(self, section: str, record: JsonObject, excluding: str = "") -> None:
         for key, tracked in self._tracked.items():
             if key.startswith(f"{section}.") and key != excluding:
                 tracked.evaluate(record)
@@ -243,43 +243,27 @@ class ExportRows:
             if score.value is not None and not (isinstance(score.value, str) and not score.value.strip()):
                 yield score
 
-    def _build_answer(self, answers: AnswerPaths, record: Record) -> dict[str, Any]:
+    def _build_answer(self, answers: AnswerPaths, record: JsonObject) -> JsonObject:
         retrievals = self._mapping.retrievals
         contexts = _to_list(answers.contexts.evaluate(record)) if answers.contexts else []
         key = retrievals.join.evaluate(record) if retrievals else None
         if key is not None:
             contexts = [*contexts, *self._contexts_by_key.get(str(key), ())]
-        names = ("model", "product", "line_of_business", "group")
-        return _drop_missing(
-            {
-                "interaction_id": _to_text(self._mapping.interaction_id.evaluate(record)),
-                "asked_at": answers.asked_at.evaluate(record),
-                "question": answers.question.evaluate(record),
-                "answer": answers.answer.evaluate(record),
-                "contexts": [_to_context(context) for context in contexts],
-                **{
-                    name: _to_text(path.evaluate(record))
-                    for name in names
-                    if (path := getattr(answers, name)) is not None
-                },
-                **{
-                    name: _drop_missing_scores(path.evaluate(record))
-                    for name in WRITER_FIELDS
-                    if (path := getattr(answers, name)) is not None
-                },
-            }
-        )
+        names = [name for name in AnswerPaths.model_fields if name not in ("where", "contexts")]
+        values = {name: _evaluate_first(record, getattr(answers, name)) for name in names}
+        values |= {name: _to_text(values[name]) for name in ("model", "product", "line_of_business", "group")}
+        values |= {name: _drop_missing_scores(values[name]) for name in WRITER_FIELDS}
+        interaction_id = _to_text(self._mapping.interaction_id.evaluate(record))
+        return _drop_missing({**values, "interaction_id": interaction_id, "contexts": list(map(_to_context, contexts))})
 
     def _map_thumb(self, score: Score) -> str | None:
         thumbs = self._mapping.thumbs
         return thumbs.scores.get(score.name, {}).get(format_value(score.value)) if thumbs else None
 
-    def _build_thumb(self, score: Score, thumb: str) -> dict[str, Any]:
+    def _build_thumb(self, score: Score, thumb: str) -> JsonObject:
         thumbs, defaults, record = cast(ThumbScores, self._mapping.thumbs), self._format, score.source_record
-        user, score_id = (
-            _to_text(_evaluate_first(record, thumbs.user, defaults.user)),
-            _evaluate_first(record, defaults.id),
-        )
+        user, score_id = _evaluate_first(record, thumbs.user, defaults.user), _evaluate_first(record, defaults.id)
+        user = _to_text(user)
         comment = _evaluate_first(record, thumbs.comment, defaults.comment)
         return _drop_missing(
             {
@@ -291,7 +275,7 @@ class ExportRows:
         )
 
 
-def _evaluate_first(record: Record, *expressions: Expression | None) -> Any:
+def _evaluate_first(record: JsonObject, *expressions: Expression | None) -> Any:
     """Return the value of the first expression that is set: the mapping's, else the format's."""
     expression = next((option for option in expressions if option is not None), None)
     return None if expression is None else expression.evaluate(record)
@@ -302,7 +286,7 @@ def _drop_missing_scores(value: Any) -> Any:
     return (_drop_missing(value) or None) if isinstance(value, dict) else value
 
 
-def _drop_missing(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_missing(fields: JsonObject) -> JsonObject:
     """Return `fields` without missing values, so that the contract reports the field as missing."""
     return {name: value for name, value in fields.items() if value is not None}
 

@@ -10,13 +10,12 @@ table          any table: each column without another meaning is a score
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from abstain.ingest.exports.expressions import Expression
-
-Record = dict[str, Any]
+from abstain.ingest.parsing import JsonObject
 
 
 class Score(NamedTuple):
@@ -32,7 +31,7 @@ class Score(NamedTuple):
 
     name: str
     value: Any
-    source_record: Record
+    source_record: JsonObject
     skip_reason: str | None = None
     form: Any = None
 
@@ -56,25 +55,25 @@ class ExportFormat:
 
     title: str
     signatures: tuple[frozenset[str], ...]
-    iter_records: Callable[[Record], Iterator[Record]]
-    iter_scores: Callable[[Record, Collection[str]], Iterator[Score]]
-    is_answer: Callable[[Record], bool] = lambda record: True
+    iter_records: Callable[[JsonObject], Iterator[JsonObject]]
+    iter_scores: Callable[[JsonObject, Collection[str]], Iterator[Score]]
+    is_answer: Callable[[JsonObject], bool] = lambda record: True
     id: Expression | None = None
     scored_at: Expression | None = None
     user: Expression | None = None
     reviewer: Expression | None = None
     comment: Expression | None = None
 
-    def recognizes(self, record: Record) -> bool:
+    def recognizes(self, record: JsonObject) -> bool:
         """Whether `record` has all fields of one of the signatures."""
         return any(signature <= record.keys() for signature in self.signatures)
 
 
-def _iter_single_record(record: Record) -> Iterator[Record]:
+def _iter_single_record(record: JsonObject) -> Iterator[JsonObject]:
     yield record
 
 
-def _iter_langfuse_records(record: Record) -> Iterator[Record]:
+def _iter_langfuse_records(record: JsonObject) -> Iterator[JsonObject]:
     """Yield the parts of a trace, with keys as in the blob export (`trace_id`), even if the file has `traceId`."""
     fields = {_to_snake_case(key): value for key, value in record.items()}
     for part in ("observations", "scores"):
@@ -90,23 +89,23 @@ def _iter_langfuse_records(record: Record) -> Iterator[Record]:
         yield fields
 
 
-def _is_langfuse_score(record: Mapping[str, Any]) -> bool:
+def _is_langfuse_score(record: JsonObject) -> bool:
     return "value" in record and "name" in record
 
 
-def _iter_langfuse_scores(record: Record, used: Collection[str]) -> Iterator[Score]:
+def _iter_langfuse_scores(record: JsonObject, used: Collection[str]) -> Iterator[Score]:
     if _is_langfuse_score(record):
         is_text = record.get("data_type") in ("CATEGORICAL", "TEXT") and record.get("string_value") is not None
         skip_reason = "given by a machine" if record.get("source") == "EVAL" else None
         yield Score(str(record["name"]), record["string_value" if is_text else "value"], record, skip_reason)
 
 
-def _iter_phoenix_records(record: Record) -> Iterator[Record]:
+def _iter_phoenix_records(record: JsonObject) -> Iterator[JsonObject]:
     """Yield the record with attributes nested as in OpenInference: `retrieval.documents.0...` is a list."""
     yield _nest_keys(record)
 
 
-def _iter_phoenix_scores(record: Record, used: Collection[str]) -> Iterator[Score]:
+def _iter_phoenix_scores(record: JsonObject, used: Collection[str]) -> Iterator[Score]:
     if "annotator_kind" in record:
         result = _to_object(record.get("result"))
         value = result.get("label") if result.get("label") is not None else result.get("score")
@@ -114,7 +113,7 @@ def _iter_phoenix_scores(record: Record, used: Collection[str]) -> Iterator[Scor
         yield Score(str(record["name"]), value, record, skip_reason)
 
 
-def _iter_label_studio_scores(record: Record, used: Collection[str]) -> Iterator[Score]:
+def _iter_label_studio_scores(record: JsonObject, used: Collection[str]) -> Iterator[Score]:
     for annotation in _to_objects(record["annotations"]):
         skip_reason = "cancelled by the annotator" if annotation.get("was_cancelled") else None
         for result in _to_objects(annotation.get("result")):
@@ -125,7 +124,7 @@ def _iter_label_studio_scores(record: Record, used: Collection[str]) -> Iterator
             yield Score(str(result.get("from_name")), value, annotation, skip_reason, annotation.get("id"))
 
 
-def _iter_argilla_records(record: Record) -> Iterator[Record]:
+def _iter_argilla_records(record: JsonObject) -> Iterator[JsonObject]:
     """Yield the record with the columns `QUESTION.responses`, `.users` and `.status` as a list per question."""
     responses_by_question = dict(_to_object(record.get("responses")))
     other_fields = {key: value for key, value in record.items() if ".responses" not in key}
@@ -145,7 +144,7 @@ def _iter_argilla_records(record: Record) -> Iterator[Record]:
     yield other_fields | {"responses": dict(sorted(responses_by_question.items()))}
 
 
-def _iter_argilla_scores(record: Record, used: Collection[str]) -> Iterator[Score]:
+def _iter_argilla_scores(record: JsonObject, used: Collection[str]) -> Iterator[Score]:
     for question, responses in record["responses"].items():
         for response in _to_objects(responses):
             status = response.get("status")
@@ -154,7 +153,7 @@ def _iter_argilla_scores(record: Record, used: Collection[str]) -> Iterator[Scor
             yield Score(question, response.get("value"), source_record, skip_reason, response.get("user_id"))
 
 
-def _iter_open_webui_records(record: Record) -> Iterator[Record]:
+def _iter_open_webui_records(record: JsonObject) -> Iterator[JsonObject]:
     """Yield the record with the rated `message` of the snapshot and the `question` before it, found by their ids."""
     snapshot = _to_object(record.get("snapshot"))
     chat = _to_object(snapshot.get("chat"))
@@ -178,7 +177,7 @@ def _iter_open_webui_records(record: Record) -> Iterator[Record]:
     yield record | {"message": message, "question": question}
 
 
-def _iter_open_webui_scores(record: Record, used: Collection[str]) -> Iterator[Score]:
+def _iter_open_webui_scores(record: JsonObject, used: Collection[str]) -> Iterator[Score]:
     data = _to_object(record.get("data"))
     details = _to_object(data.get("details") or record.get("details"))
     form = record.get("id")
@@ -187,7 +186,7 @@ def _iter_open_webui_scores(record: Record, used: Collection[str]) -> Iterator[S
     yield Score("reason", data.get("reason"), record, form=form)
 
 
-def _iter_table_scores(record: Record, used: Collection[str]) -> Iterator[Score]:
+def _iter_table_scores(record: JsonObject, used: Collection[str]) -> Iterator[Score]:
     for column, cell in record.items():
         if column not in used:
             yield Score(column, cell, record)
@@ -252,7 +251,7 @@ FORMATS: dict[str, ExportFormat] = {
 }
 
 
-def detect_format(record: Record) -> str | None:
+def detect_format(record: JsonObject) -> str | None:
     """Detect the tool that wrote a record.
 
     Args:
@@ -267,7 +266,7 @@ def detect_format(record: Record) -> str | None:
     return None
 
 
-def _get_list(record: Record, key: str) -> list[Any]:
+def _get_list(record: JsonObject, key: str) -> list[Any]:
     """Return the list in `key`, empty if there is none. Raises `ValueError` for any other value."""
     value = record.get(key)
     if value is not None and not isinstance(value, list):
@@ -275,11 +274,11 @@ def _get_list(record: Record, key: str) -> list[Any]:
     return value or []
 
 
-def _to_object(value: Any) -> Record:
+def _to_object(value: Any) -> JsonObject:
     return value if isinstance(value, dict) else {}
 
 
-def _to_objects(value: Any) -> list[Record]:
+def _to_objects(value: Any) -> list[JsonObject]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
@@ -287,9 +286,9 @@ def _to_snake_case(name: str) -> str:
     return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")
 
 
-def _nest_keys(record: Mapping[str, Any]) -> Any:
+def _nest_keys(record: JsonObject) -> Any:
     """Return `{"a.0.b": 1}` as `{"a": [{"b": 1}]}`; a key that contradicts another one is unchanged."""
-    tree: Record = {}
+    tree: JsonObject = {}
     for key, value in record.items():
         inner = _nest_keys(value) if isinstance(value, dict) else value
         *path, last = key.split(".")

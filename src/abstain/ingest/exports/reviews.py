@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from abstain.core.contracts import CRITERIA
-from abstain.ingest.parsing import ParsedRow, make_reason, parse_object
+from abstain.ingest.parsing import JsonObject, ParsedRow, make_reason, parse_object
 
 _OLDEST = datetime.min.replace(tzinfo=UTC)
 
@@ -38,7 +37,7 @@ class ReviewField(NamedTuple):
     """
 
     scored_at: Any
-    values: Mapping[str, Any]
+    values: JsonObject
     source: str
     number: int
 

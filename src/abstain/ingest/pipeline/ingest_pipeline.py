@@ -163,7 +163,7 @@ class IngestPipeline:
             self._stage_document(doc_id, None, self._rechunk(doc_id, None))
 
     def _rechunk(self, doc_id: str, document: Document | None) -> tuple[Chunk, ...]:
-        return update_chunks(self._chunks.get(doc_id, ()), self._documents.get(doc_id), document, self._now).chunks
+        return update_chunks(self._chunks.get(doc_id, ()), self._documents.get(doc_id), document, self._now)
 
     def _rechunk_all(self, rows: Mapping[str, ParsedRow]) -> tuple[dict[str, tuple[Chunk, ...]], dict[str, Reasons]]:
         """Return the chunks by `doc_id`, and by version the reasons why other documents cannot be cut into chunks."""

@@ -52,12 +52,8 @@ class Privacy:
         replace_user: ReplaceText | None = None,
         replace_reviewer: ReplaceText | None = None,
     ) -> None:
-        self._redactor, self._redact_contexts, self._replace_user, self._replace_reviewer = (
-            redactor,
-            redact_contexts,
-            replace_user,
-            replace_reviewer,
-        )
+        self._redactor, self._redact_contexts = redactor, redact_contexts
+        self._replace_user, self._replace_reviewer = replace_user, replace_reviewer
         self._counts: Counter[str] = Counter()
         self._is_noop = redactor is None and replace_user is None and replace_reviewer is None
 

@@ -16,20 +16,23 @@ from typing import Any, Protocol, Self
 from abstain.config.yaml_model import FrozenModel
 from abstain.ingest.parsing import ParsedRow
 
+SourceState = Mapping[str, Any]
+"""Where a read of a source stopped, as JSON; only the source itself knows what is in it."""
+
 
 @dataclass(frozen=True)
 class ReadOutcome:
     """The result of a read that reached its end.
 
     Attributes:
-        state: JSON for the next `Source.read`.
+        state: State for the next `Source.read`.
         ignored: Names of skipped files.
         present_doc_ids: Ids of all documents in the folder that the source mirrors; None for other sources.
         removed_doc_ids: Ids of documents that an earlier read yielded and that are gone from the mirrored folder.
         notes: Lines for the report.
     """
 
-    state: Mapping[str, Any] = field(default_factory=dict)
+    state: SourceState = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     present_doc_ids: frozenset[str] | None = None
     removed_doc_ids: frozenset[str] = frozenset()
@@ -66,7 +69,7 @@ class Source(Protocol):
     @property
     def name(self) -> str: ...
 
-    def read(self, state: Mapping[str, Any]) -> SourceReader:
+    def read(self, state: SourceState) -> SourceReader:
         """Read the source from where an earlier read stopped.
 
         Args:
@@ -98,5 +101,5 @@ class SourceModel(FrozenModel):
         """
 
     @abstractmethod
-    def read(self, state: Mapping[str, Any]) -> SourceReader:
+    def read(self, state: SourceState) -> SourceReader:
         """See `Source.read`."""

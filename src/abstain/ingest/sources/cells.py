@@ -24,7 +24,7 @@ from pydantic_core import from_json
 
 from abstain.core.contracts import CRITERIA
 from abstain.core.json_lines import find_duplicate_keys
-from abstain.ingest.parsing import MAX_ROW_BYTES
+from abstain.ingest.parsing import MAX_ROW_BYTES, JsonObject
 
 _BOOLEAN_FIELDS = frozenset(CRITERIA)
 _NUMBER_FIELDS = frozenset({"inclusion_probability", "propensity"})
@@ -65,7 +65,7 @@ def find_column_problem(columns: Sequence[str]) -> str | None:
     return None
 
 
-def make_object(cells: Mapping[str, Any], *, naive_is_utc: bool = False) -> dict[str, Any]:
+def make_object(cells: Mapping[str, Any], *, naive_is_utc: bool = False) -> JsonObject:
     """Make the object of one row.
 
     Args:
@@ -75,7 +75,7 @@ def make_object(cells: Mapping[str, Any], *, naive_is_utc: bool = False) -> dict
     Returns:
         Field name -> JSON value.
     """
-    fields: dict[str, Any] = {}
+    fields: JsonObject = {}
     for column, cell in cells.items():
         part, dot, name = column.partition(".")
         is_inner = bool(dot) and part in _OBJECT_FIELDS

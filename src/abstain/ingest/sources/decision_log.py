@@ -6,11 +6,11 @@ The log has redacted its rows and stores users by pseudonym; ingest does both ag
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field
 
@@ -19,7 +19,7 @@ from abstain.core.filesystem import expand_variables
 from abstain.data.decision_log.changes import LogChange, LogPosition, iter_changes, read_end_position
 from abstain.data.decision_log.database import LogDatabase
 from abstain.ingest.parsing import ParsedRow, parse_object
-from abstain.ingest.sources import ReadOutcome, SourceModel, SourceReader
+from abstain.ingest.sources import ReadOutcome, SourceModel, SourceReader, SourceState
 
 
 class DecisionLogSource(SourceModel):
@@ -44,7 +44,7 @@ class DecisionLogSource(SourceModel):
             return self.model_copy(update={"url": get_decision_log_url(load_settings(), home)})
         return self.model_copy(update={"url": expand_variables(self.url, f"source '{self.name}'")})
 
-    def read(self, state: Mapping[str, Any]) -> SourceReader:
+    def read(self, state: SourceState) -> SourceReader:
         """Read the rows that were logged since an earlier read; all rows if that read another log.
 
         Args:
@@ -59,7 +59,7 @@ class DecisionLogSource(SourceModel):
         database = LogDatabase.open_existing(self.url) if self.url else None
         return SourceReader(self._rows(database, state))
 
-    def _rows(self, database: LogDatabase | None, state: Mapping[str, Any]) -> Generator[ParsedRow, None, ReadOutcome]:
+    def _rows(self, database: LogDatabase | None, state: SourceState) -> Generator[ParsedRow, None, ReadOutcome]:
         if database is None:
             return ReadOutcome(state)
         expired = 0

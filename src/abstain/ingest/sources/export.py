@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -21,7 +21,7 @@ from abstain.core.json_lines import find_duplicate_keys, format_key
 from abstain.ingest.exports.export_rows import ExportRecord, ExportRows
 from abstain.ingest.exports.mapping import load_mapping
 from abstain.ingest.parsing import ParsedRow
-from abstain.ingest.sources import ReadOutcome, SourceModel, SourceReader
+from abstain.ingest.sources import ReadOutcome, SourceModel, SourceReader, SourceState
 from abstain.ingest.sources.cells import TableRecord, to_json_value
 from abstain.ingest.sources.csv_file import iter_csv_records
 from abstain.ingest.sources.files import (
@@ -75,7 +75,7 @@ class ExportSource(SourceModel):
         url = resolve_url(self.url, home, SUFFIXES)
         return self.model_copy(update={"url": url, "mapping": str(project / Path(self.mapping).expanduser())})
 
-    def read(self, state: Mapping[str, Any]) -> SourceReader:
+    def read(self, state: SourceState) -> SourceReader:
         """Read all files if any of them or the mapping has changed since an earlier read.
 
         Args:
@@ -94,8 +94,7 @@ class ExportSource(SourceModel):
         ignored: list[str] = []
         for storage in map(Storage, self.urls):
             listing = storage.list()
-            export_files = [file for file in listing.files if file.name.lower().endswith(SUFFIXES)]
-            other_names = [file.name for file in listing.files if not file.name.lower().endswith(SUFFIXES)]
+            export_files, other_names = listing.split(SUFFIXES)
             if (not export_files and not self.scheduled) or (other_names and not listing.is_folder):
                 raise AbstainError(Code.WRONG_FORMAT, f"{storage.url}: no export to read: {_KINDS}")
             files += [(storage, file) for file in export_files]

@@ -21,7 +21,7 @@ from abstain.core.filesystem import get_display_name, is_url
 from abstain.core.json_lines import detect_other_json
 from abstain.core.reasons import Reason
 from abstain.ingest.parsing import ParsedRow, is_document, parse_line, read_document
-from abstain.ingest.sources import ReadOutcome, SourceModel, SourceReader
+from abstain.ingest.sources import ReadOutcome, SourceModel, SourceReader, SourceState
 from abstain.ingest.sources.csv_file import read_csv
 from abstain.ingest.sources.lines import OversizedLine, read_whole, split_lines, to_utf8
 from abstain.ingest.sources.parquet_file import read_parquet
@@ -60,7 +60,7 @@ class FileSource(SourceModel):
         """Resolve a relative path; see `SourceModel.resolve_paths`."""
         return self.model_copy(update={"url": resolve_url(self.url, home, SUFFIXES)})
 
-    def read(self, state: Mapping[str, Any]) -> SourceReader:
+    def read(self, state: SourceState) -> SourceReader:
         """Read every file that is new or has changed since an earlier read.
 
         Args:
@@ -75,15 +75,14 @@ class FileSource(SourceModel):
         """
         storage = Storage(self.url)
         listing = storage.list()
-        files = [file for file in listing.files if file.name.lower().endswith(SUFFIXES)]
-        ignored = tuple(file.name for file in listing.files if not file.name.lower().endswith(SUFFIXES))
+        files, ignored = listing.split(SUFFIXES)
         if listing.is_folder and not files and not self.scheduled:
             raise AbstainError(Code.NO_ROWS, f"{storage.url}: this folder holds no file to read: {_KINDS}")
         if not listing.is_folder and ignored:
             raise AbstainError(
                 Code.WRONG_FORMAT, f"{storage.url}: its name is not that of {_KINDS}: rename or convert it"
             )
-        earlier_entries: Mapping[str, Mapping[str, Any]] = state.get("files", {})
+        earlier_entries: Mapping[str, SourceState] = state.get("files", {})
         if self.mirror and not files and _get_doc_ids(earlier_entries):
             raise AbstainError(
                 Code.NOT_READABLE,
@@ -97,7 +96,7 @@ class FileSource(SourceModel):
         storage: Storage,
         files: Sequence[SourceFile],
         ignored: tuple[str, ...],
-        earlier_entries: Mapping[str, Mapping[str, Any]],
+        earlier_entries: Mapping[str, SourceState],
     ) -> Generator[ParsedRow, None, ReadOutcome]:
         entries: dict[str, dict[str, Any]] = {}
         for file in sorted(files, key=lambda file: (not is_document(file.name), file.name)):
@@ -169,7 +168,7 @@ def resolve_url(url: str, home: Path, suffixes: tuple[str, ...]) -> str:
     return str(home / path)
 
 
-def _get_doc_ids(entries: Mapping[str, Mapping[str, Any]]) -> frozenset[str]:
+def _get_doc_ids(entries: Mapping[str, SourceState]) -> frozenset[str]:
     return frozenset(entry["doc_id"] for entry in entries.values() if entry.get("doc_id"))
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from abstain.ingest.parsing import ParsedRow, is_document
 from abstain.ingest.quarantine import QuarantinedRow
-from abstain.ingest.sources import ReadOutcome, SourceReader
+from abstain.ingest.sources import ReadOutcome, SourceReader, SourceState
 
 
 @dataclass(frozen=True)
@@ -23,7 +22,7 @@ class QuarantineSource:
     name: str
     rows: Sequence[QuarantinedRow]
 
-    def read(self, state: Mapping[str, Any]) -> SourceReader:
+    def read(self, state: SourceState) -> SourceReader:
         """Read every row; `state` is ignored."""
         return SourceReader(self._parse())
 

@@ -25,7 +25,7 @@ from abstain.core.codes import Code
 from abstain.core.text import suggest_name
 from abstain.data.store.key_index import CONTRACTS
 from abstain.ingest.parsing import ParsedRow, parse_object
-from abstain.ingest.sources import ReadOutcome, SourceModel, SourceReader
+from abstain.ingest.sources import ReadOutcome, SourceModel, SourceReader, SourceState
 from abstain.ingest.sources.cells import make_object
 from abstain.ingest.sources.sql_database import Database, parse_url
 
@@ -152,7 +152,7 @@ class SqlSource(SourceModel):
         url = parse_url(self.url, self.name, home).render_as_string(hide_password=False)
         return self.model_copy(update={"url": url})
 
-    def read(self, state: Mapping[str, Any]) -> SourceReader:
+    def read(self, state: SourceState) -> SourceReader:
         """Read the rows that an earlier read cannot have seen.
 
         Args:
@@ -171,7 +171,7 @@ class SqlSource(SourceModel):
         return SourceReader(self._rows(database, tables, state.get("tables", {})))
 
     def _rows(
-        self, database: Database, tables: Mapping[str, _Table], earlier_states: Mapping[str, Mapping[str, Any]]
+        self, database: Database, tables: Mapping[str, _Table], earlier_states: Mapping[str, SourceState]
     ) -> Generator[ParsedRow, None, ReadOutcome]:
         state: dict[str, dict[str, Any]] = {}
         for name, table in tables.items():
@@ -183,9 +183,7 @@ class SqlSource(SourceModel):
                 yield parse_object(fields, f"{self.name}/{name}", key if isinstance(key, int) else number)
         return ReadOutcome({"tables": state})
 
-    def _plan_read(
-        self, database: Database, table: _Table, earlier_state: Mapping[str, Any]
-    ) -> tuple[Any, dict[str, Any]]:
+    def _plan_read(self, database: Database, table: _Table, earlier_state: SourceState) -> tuple[Any, dict[str, Any]]:
         """Return the watermark to begin at (None: read everything), and the state to store after the read."""
         key = null() if table.key is None else table.key
         samples = table.select(table.watermark, key).where(table.watermark.is_not(None)).limit(100)

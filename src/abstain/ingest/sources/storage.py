@@ -55,6 +55,11 @@ class Listing:
     files: tuple[SourceFile, ...]
     is_folder: bool
 
+    def split(self, suffixes: tuple[str, ...]) -> tuple[list[SourceFile], tuple[str, ...]]:
+        """Return the files with one of `suffixes`, and the names of the others."""
+        files = [file for file in self.files if file.name.lower().endswith(suffixes)]
+        return files, tuple(file.name for file in self.files if file not in files)
+
 
 class Storage:
     """A local path or an fsspec URL.

@@ -39,15 +39,14 @@ _WINDOWS_CHARSETS = frozenset(
 _YAML_ERRORS = (ValueError, LookupError, AttributeError, ArithmeticError, TypeError, RecursionError)
 
 
-def parse_document(content: bytes | str, source_name: str, kind: Kind | None = None) -> Document:
+def parse_document(content: bytes | str, source_name: str) -> Document:
     """Parse a Markdown file with front matter, or an HTML page.
 
     The fields are `doc_id`, `title`, `updated_at`, and optionally `product` and `entitlements`.
 
     Args:
         content: The text of the file, or its bytes: Markdown is UTF-8, a page may declare its charset.
-        source_name: Name of the file, for messages.
-        kind: The kind of the file; by default the suffix of `source_name` decides (`KIND_BY_SUFFIX`), else Markdown.
+        source_name: Name of the file; its suffix decides the kind (`KIND_BY_SUFFIX`), else it is Markdown.
 
     Returns:
         The document.
@@ -55,7 +54,7 @@ def parse_document(content: bytes | str, source_name: str, kind: Kind | None = N
     Raises:
         AbstainError: The file cannot be read; the message is one line: file, problem, remedy.
     """
-    kind = kind or KIND_BY_SUFFIX.get(PurePath(source_name).suffix.lower(), "markdown")
+    kind = KIND_BY_SUFFIX.get(PurePath(source_name).suffix.lower(), "markdown")
     try:
         text = content if isinstance(content, str) else _decode(content, kind)
         text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")

@@ -6,7 +6,6 @@ subsections. Headings may skip levels and repeat each other.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -29,21 +28,15 @@ class DocumentSection:
     Attributes:
         path: The document's title, then the headings down to this section.
         body: Markdown without the heading.
-        content_hash: The sha256 of path and body.
     """
 
     path: tuple[str, ...]
     body: str
-    content_hash: str
 
 
 def split_sections(document: Document) -> list[DocumentSection]:
     """Return the sections of `document`, in order; a first heading that repeats the title is no section."""
-    return [
-        DocumentSection(path, body, hashlib.sha256("\n".join([*path, "", body]).encode()).hexdigest())
-        for path, body in _iter_sections(document)
-        if body.strip()
-    ]
+    return [section for section in _iter_sections(document) if section.body.strip()]
 
 
 def parse_blocks(text: str) -> tuple[list[str], list[Token]]:
@@ -59,7 +52,7 @@ def parse_blocks(text: str) -> tuple[list[str], list[Token]]:
     return text.split("\n"), _PARSER.parse(text)
 
 
-def _iter_sections(document: Document) -> Iterator[tuple[tuple[str, ...], str]]:
+def _iter_sections(document: Document) -> Iterator[DocumentSection]:
     lines, tokens = parse_blocks(document.body)
     headings: list[tuple[int, str]] = []
     start = 0
@@ -69,9 +62,9 @@ def _iter_sections(document: Document) -> Iterator[tuple[tuple[str, ...], str]]:
         level, heading = int(token.tag[1]), " ".join(tokens[position + 1].content.split())
         if len(heading) > MAX_HEADING:
             continue
-        yield (document.title, *(name for _, name in headings)), "\n".join(lines[start : token.map[0]])
+        yield DocumentSection((document.title, *(name for _, name in headings)), "\n".join(lines[start : token.map[0]]))
         start = token.map[1]
         headings = [entry for entry in headings if entry[0] < level]
         if heading and (headings or heading != document.title):
             headings.append((level, heading))
-    yield (document.title, *(name for _, name in headings)), "\n".join(lines[start:])
+    yield DocumentSection((document.title, *(name for _, name in headings)), "\n".join(lines[start:]))
