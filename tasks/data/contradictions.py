@@ -8,6 +8,7 @@ import json
 from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.text import PSEUDONYM, shorten_name
+from abstain.data.labels.data_card import DataCard
 from abstain_tasks.runs.events import ALARM, post_event
 from abstain_tasks.runs.workspace import Workspace
 
@@ -21,15 +22,13 @@ def emit_contradiction_alarms(workspace: Workspace) -> None:
     Args:
         workspace: The workspace with the data card.
     """
-    card, code = json.loads((workspace.path / paths.DATASET_SUMMARY).read_text()), Code.CONTRADICTS_OTHERS
-    for named in card["contradicting"]["named"]:
-        resource_id = hashlib.sha256(json.dumps([named["person"], named["batch"]]).encode()).hexdigest()[:12]
-        text = named["message"].removeprefix(named["person"])
-        person = (
-            shorten_name(named["person"])
-            if PSEUDONYM.fullmatch(named["person"])
-            else "somebody whom the data card names"
-        )
+    card = DataCard.from_dict(json.loads((workspace.path / paths.DATASET_SUMMARY).read_text()))
+    code = Code.CONTRADICTS_OTHERS
+    for named in card.contradicting.flagged:
+        resource_id = hashlib.sha256(json.dumps([named.person, named.batch]).encode()).hexdigest()[:12]
+        text = named.message.removeprefix(named.person)
+        is_pseudonym = PSEUDONYM.fullmatch(named.person)
+        person = shorten_name(named.person) if is_pseudonym else "somebody whom the data card names"
         post_event(
             ALARM,
             f"{ALARM}.{code.value}.{resource_id}",

@@ -21,9 +21,11 @@ JRSS C 28 (1979).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
+from pydantic import PlainSerializer
 from scipy.special import betaincinv, expit, logit
 
 from abstain.config.params import LabelParams
@@ -31,6 +33,9 @@ from abstain.config.params import LabelParams
 DOWN, UP = 0, 1
 DIGITS = 3
 INTERVAL_LEVEL = 0.95
+
+Rounded = Annotated[float, PlainSerializer(lambda value: round(float(value), DIGITS))]
+"""A number that is rounded in JSON."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +49,10 @@ class Share:
         n_eff: Effective sample size.
     """
 
-    value: float
-    low: float
-    high: float
-    n_eff: float
+    value: Rounded
+    low: Rounded
+    high: Rounded
+    n_eff: Rounded
 
     @classmethod
     def from_votes(cls, is_hit: np.ndarray, weight: np.ndarray, answer: np.ndarray) -> Share:

@@ -126,15 +126,7 @@ class DataStore:
             yield from read_rows(part, contract)
 
     def iter_part_rows(self, part: Path, contract: type[R]) -> Iterator[R]:
-        """Iterate over the rows of one part.
-
-        Args:
-            part: One of `list_part_files`.
-            contract: Class of its rows.
-
-        Returns:
-            The rows, as in `iter_rows`.
-        """
+        """Iterate over the rows of `part`, one of `list_part_files(contract)`, as `iter_rows` does."""
         return read_rows(part, contract)
 
     def read_interactions(self, ids: Iterable[str]) -> list[Interaction]:

@@ -87,15 +87,7 @@ class KeyIndex:
             self.add(key, file_number, offset, len(text))
 
     def open_file(self, table: str, path: Path) -> int:
-        """Register a file.
-
-        Args:
-            table: Name of its table.
-            path: The file.
-
-        Returns:
-            The number under which its rows are added.
-        """
+        """Register the file `path` of `table`, and return the number under which its rows are added."""
         self._files.append((table, path))
         return len(self._files) - 1
 

@@ -80,7 +80,6 @@ def run_suites(
     suites: Mapping[str, Sequence[Expectation]],
     *,
     notes: Sequence[str] = (),
-    statistics: Mapping[str, Any] | None = None,
 ) -> ValidationResult:
     """Check each table against the suite of its name; empty tables are skipped.
 
@@ -88,7 +87,6 @@ def run_suites(
         tables: Name -> table with a column `row` of unique keys.
         suites: Name -> expectations.
         notes: Notes of the result.
-        statistics: Data of the charts.
 
     Returns:
         The result.
@@ -128,7 +126,6 @@ def run_suites(
         checks=tuple(checks),
         reasons={row: tuple(dict.fromkeys(row_reasons)) for row, row_reasons in reasons.items()},
         notes=tuple(notes),
-        statistics=statistics or {},
     )
 
 

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import pandas as pd
 
 from abstain.core.codes import Code
+from abstain.data.labels.data_card import DataCard
 from abstain.learning.evaluation.evaluation_result import EvaluationResult
 from abstain.reports.evaluation.plot_texts import describe_plots
 from abstain.reports.evaluation.verdict import make_verdict
 from abstain.reports.templating import rank_best_first, render_template
 
 
-def render_evaluation(result: EvaluationResult, dataset: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]) -> str:
+def render_evaluation(result: EvaluationResult, dataset: DataCard, tables: Mapping[str, pd.DataFrame]) -> str:
     """Render the report of one candidate.
 
     Args:
         result: Evaluation of the candidate.
-        dataset: Parsed file dataset.json, the data card.
+        dataset: The data card.
         tables: The tables of `plots.plot_tables`.
 
     Returns:
@@ -32,6 +34,7 @@ def render_evaluation(result: EvaluationResult, dataset: Mapping[str, Any], tabl
         verdict=make_verdict(result),
         alt=describe_plots(result, tables),
         dataset=dataset,
+        label_counts=asdict(dataset.labels),
         thresholds=tables["threshold"].to_dict("records"),
         has_rouge=bool(tables["threshold"]["rouge_shown"].notna().any()),
         holdout=metrics.holdout,
