@@ -28,6 +28,7 @@ from tests.reports.builders import (
     NASTY,
     TAG,
     evaluated,
+    make_contradiction,
     read_results,
 )
 from tests.reports.golden_files import assert_golden
@@ -288,8 +289,8 @@ def test_any_text_reads_in_markdown_as_it_was_written(text: str) -> None:
 @example("# a\n- b | c <i>")
 def test_any_text_is_one_cell_or_line_of_the_report(text: str) -> None:
     keys = ("examples.caught.0.question", "examples.caught.0.product", "skipped.entailment", "slices.0.slice")
-    changed = {f"evaluation.{key}": text for key in keys} | {"dataset.contradicting.named": [{"message": text}]}
-    plain = dict.fromkeys(changed, "x") | {"dataset.contradicting.named": [{"message": "x"}]}
+    changed = {f"evaluation.{key}": text for key in keys} | {"dataset.contradicting.named": [make_contradiction(text)]}
+    plain = dict.fromkeys(changed, "x") | {"dataset.contradicting.named": [make_contradiction("x")]}
     kinds = [[token.type for token in READER.parse(render_markdown(changed=values))] for values in (changed, plain)]
     assert kinds[0] == kinds[1]
 

@@ -64,7 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tables = evaluated().tables
     images = {plot: render_plot(plot, tables[plot]) for plot in PLOTS}
     pages = {name: render_html(render_evaluation(*evaluated(**how)), images) for name, how in VARIANTS.items()}
-    _, pages["validation"] = validation_report([FAILED.to_dict()], "retrain shiny-fox, data as of 2026-11-02")
+    _, pages["validation"] = validation_report(FAILED, "retrain shiny-fox, data as of 2026-11-02")
     refused = report(reasons={"answer: missing": 5}, validation=FAILED)
     _, pages["ingest"] = ingest_report(refused, "ingest calm-owl", REFUSED, "batch of a.jsonl refused")
     for name, page in pages.items():

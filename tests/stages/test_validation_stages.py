@@ -12,6 +12,7 @@ from abstain.core import paths
 from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.data.store.dataset import DataStore
+from abstain.data.validation.results import ValidationResult
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.sources.files import make_explicit_sources
 from abstain.reports.data_reports.validation import validation_report
@@ -75,7 +76,7 @@ def test_sound_data_pass(workspace: Path, params: Params) -> None:
     validate.stage(params)
     dataset.stage(params)
     assert (paths.VALIDATION.read_bytes(), QUALITY.read_bytes()) == before  # for DVC
-    _, page = validation_report([found, quality], "a run")
+    _, page = validation_report(ValidationResult.merge(map(ValidationResult.from_dict, (found, quality))), "a run")
     assert "Passed, with" in page and "question language" in page and "Labels by split" in page
 
 
@@ -101,7 +102,7 @@ def test_a_holdout_that_is_trained_on_stops_the_stage_and_is_on_the_page(workspa
     validate.stage(params)
     with pytest.raises(AbstainError, match="the training table fails validation, splits/holdout first: holdout: 100 %"):
         dataset.stage(params)
-    _, page = validation_report([read_json(paths.VALIDATION), read_json(QUALITY)], "a run")
+    _, page = validation_report(ValidationResult.from_dict(read_json(QUALITY)), "a run")
     assert "1 expectation failed" in page
     assert not paths.DATASET.exists()
 

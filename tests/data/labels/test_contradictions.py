@@ -60,7 +60,9 @@ def test_users_who_were_contradicted_by_a_wrong_reviewer_are_not_named_with_them
     given = votes(*[(row, 1 + row // 20, True) for row in range(240)])
     found = find_contradictions(pd.concat([right, wrong]), given, [f"u{n}" for n in range(12)])
     (only,) = found.flagged
-    assert str(only) == "reviewer r-01234567: 40 of 40 answers are judged the other way by others; 0 would be as usual"
+    assert (
+        only.message == "reviewer r-01234567: 40 of 40 answers are judged the other way by others; 0 would be as usual"
+    )
 
 
 def test_an_anonymous_thumb_is_a_witness_and_nobodys() -> None:

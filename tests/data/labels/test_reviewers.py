@@ -1,11 +1,9 @@
-from typing import Any
-
 import numpy as np
 import pandas as pd
 import pytest
 from sklearn.metrics import cohen_kappa_score
 
-from abstain.data.labels.reviewers import MAX_LISTED, summarize_reviewer_agreement
+from abstain.data.labels.reviewers import MAX_LISTED, ReviewerAgreement, ReviewerPair, summarize_reviewer_agreement
 from tests.data.frames import LABELS
 
 FEW = LABELS.model_copy(update={"min_agreement": 3})
@@ -29,38 +27,36 @@ def panel(answers: int, *flips: float) -> pd.DataFrame:
 
 def test_reviewers_of_different_answers_are_not_compared() -> None:
     found = summarize_reviewer_agreement(verdicts((0, "a", True), (1, "b", False)), FEW)
-    assert found == {"answers with several reviewers": 0, "krippendorff alpha": None, "pairs": []}
+    assert found == ReviewerAgreement(0, None, ())
 
 
 def test_few_shared_answers_are_counted_and_not_judged() -> None:
     rows = verdicts((0, "b", True), (0, "a", False), (1, "a", True), (1, "b", True), (2, "a", True))
-    assert summarize_reviewer_agreement(rows, FEW) == {
-        "answers with several reviewers": 2,
-        "krippendorff alpha": None,
-        "pairs": [{"reviewers": ["a", "b"], "shared": 2, "disagree": 1, "kappa": None}],
-    }
+    assert summarize_reviewer_agreement(rows, FEW) == ReviewerAgreement(
+        2, None, (ReviewerPair(("a", "b"), 2, 1, None),)
+    )
 
 
 @pytest.mark.heavy
 def test_kappa_is_that_of_the_two_reviewers_verdicts_and_the_worst_pair_comes_first() -> None:
     rows = panel(60, 0.0, 0.1, 0.4)
     found = summarize_reviewer_agreement(rows.sample(frac=1, random_state=1), FEW)
-    says: dict[Any, Any] = {name: own["label"].tolist() for name, own in rows.groupby("reviewer")}
-    assert {tuple(pair["reviewers"]) for pair in found["pairs"]} == {("a", "b"), ("a", "c"), ("b", "c")}
-    for pair in found["pairs"]:
-        a, b = (says[name] for name in pair["reviewers"])
-        assert pair["kappa"] == round(cohen_kappa_score(a, b), 3)
-        assert pair["disagree"] == sum(x != y for x, y in zip(a, b, strict=True))
-        assert pair["shared"] == 60
-    disagreements = [pair["disagree"] for pair in found["pairs"]]
+    says = {name: own["label"].tolist() for name, own in rows.groupby("reviewer")}
+    assert {pair.reviewers for pair in found.pairs} == {("a", "b"), ("a", "c"), ("b", "c")}
+    for pair in found.pairs:
+        a, b = (says[name] for name in pair.reviewers)
+        assert pair.kappa == pytest.approx(cohen_kappa_score(a, b))
+        assert pair.disagree == sum(x != y for x, y in zip(a, b, strict=True))
+        assert pair.shared == 60
+    disagreements = [pair.disagree for pair in found.pairs]
     assert disagreements == sorted(disagreements, reverse=True)
 
 
 def test_reviewers_who_always_say_the_same_have_no_kappa() -> None:
     rows = verdicts(*[(row, name, True) for row in range(5) for name in "ab"])
     found = summarize_reviewer_agreement(rows, FEW)
-    assert found["krippendorff alpha"] is None
-    assert found["pairs"] == [{"reviewers": ["a", "b"], "shared": 5, "disagree": 0, "kappa": None}]
+    assert found.alpha is None
+    assert found.pairs == (ReviewerPair(("a", "b"), 5, 0, None),)
 
 
 @pytest.mark.slow
@@ -68,11 +64,11 @@ def test_alpha_is_krippendorffs() -> None:
     rows = verdicts((0, "a", True), (0, "b", True), (1, "a", False), (1, "b", False), (2, "a", True), (2, "b", False))
     alone = verdicts((3, "a", True))
     found = summarize_reviewer_agreement(pd.concat([rows, alone]), FEW)
-    assert found["krippendorff alpha"] == round(1 - (2 / 6) / (18 / 30), 3)  # observed against expected disagreement
+    assert found.alpha == pytest.approx(1 - (2 / 6) / (18 / 30))  # observed against expected disagreement
 
 
 @pytest.mark.slow
 def test_the_list_of_pairs_is_cut() -> None:
     rng = np.random.default_rng(0)
     rows = verdicts(*[(row, f"r{name:02d}", bool(rng.random() < 0.5)) for row in range(6) for name in range(30)])
-    assert len(summarize_reviewer_agreement(rows, FEW)["pairs"]) == MAX_LISTED
+    assert len(summarize_reviewer_agreement(rows, FEW).pairs) == MAX_LISTED

@@ -1,7 +1,7 @@
 import json
 from collections import Counter
+from dataclasses import asdict
 from datetime import timedelta
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,6 +10,7 @@ import pytest
 from abstain.config.params import LabelParams, SplitParams
 from abstain.core.contracts import CRITERIA, ImportedInteraction
 from abstain.core.errors import AbstainError
+from abstain.data.labels.data_card import DataCard
 from abstain.data.labels.near_duplicate_splits import split_rows
 from abstain.data.labels.training_table import COLUMNS, build_training_table
 from abstain.data.store.splits import compute_holdout_digest, hash_to_unit_interval
@@ -75,9 +76,7 @@ def crowd(seed: int = 0, answers: int = 600) -> Tables:
     return rows, given, judged
 
 
-def table(
-    tables: Tables, labels: LabelParams = FEW, split: SplitParams = BY_GROUP
-) -> tuple[pd.DataFrame, dict[str, Any]]:
+def table(tables: Tables, labels: LabelParams = FEW, split: SplitParams = BY_GROUP) -> tuple[pd.DataFrame, DataCard]:
     return build_training_table(*tables, labels, split)
 
 
@@ -95,31 +94,31 @@ def test_the_table_has_its_columns_and_the_right_types() -> None:
         frame.loc[by_reviewer, "correct"] == (frame["complete"] & frame["review_correct"])[by_reviewer].astype(int)
     ).all()
     assert frame["product"].isna().any() and frame["asked_at"].dt.tz is not None
-    assert json.loads(json.dumps(summary)) == summary
-    assert len(json.dumps(summary)) < 6000
+    assert DataCard.from_dict(json.loads(json.dumps(summary.to_dict()))).to_dict() == summary.to_dict()
+    assert len(json.dumps(summary.to_dict())) < 6000
 
 
 def test_the_counts_add_up() -> None:
     tables = crowd()
     frame, summary = table(tables)
-    labels = summary["labels"]
-    assert labels["reviewed"] + labels["thumb"] == len(frame)
-    assert labels["reviewed"] + labels["thumb"] + labels["unlabelled"] + labels["excluded"] == len(tables[0])
-    assert labels["tied_thumbs"] > 0 and labels["conflicting_reviews"] == frame["reviews_disagree"].sum() > 0
-    assert labels["correct"] == frame["correct"].sum()
-    assert [card["answers"] for card in summary["splits"]] == [
+    labels = summary.labels
+    assert labels.reviewed + labels.thumb == len(frame)
+    assert labels.reviewed + labels.thumb + labels.unlabelled + labels.excluded == len(tables[0])
+    assert labels.tied_thumbs > 0 and labels.conflicting_reviews == frame["reviews_disagree"].sum() > 0
+    assert labels.correct == frame["correct"].sum()
+    assert [card.answers for card in summary.splits] == [
         (frame["split"] == name).sum() for name in ("train", "validation", "holdout", "newest")
     ]
-    assert [(card["kind"], card["answers"], card["correct"], card["reviewed"]) for card in summary["kinds"]] == [
-        (name, len(of), round(of["correct"].mean(), 3), (of["source"] == "review").sum())
+    assert [(card.kind, card.answers, card.correct, card.reviewed) for card in summary.kinds] == [
+        (name, len(of), of["correct"].mean(), (of["source"] == "review").sum())
         for name, of in (("answers", frame[~frame["refusal"]]), ("refusals", frame[frame["refusal"]]))
     ]
     assert frame["refusal"].dtype == bool and 0 < frame["refusal"].sum() < len(frame) / 3
-    listed = summary["conflicts"]["answers"]
+    listed = summary.conflicts.answers
     assert set(listed) <= set(frame.loc[frame["reviews_disagree"], "interaction_id"])
-    assert len(listed) + summary["conflicts"]["more"] == labels["conflicting_reviews"]
-    assert summary["reviewers"]["answers with several reviewers"] > 0
-    assert summary["thumbs"]["weights"] == "estimated, agreement"
+    assert len(listed) + summary.conflicts.more == labels.conflicting_reviews
+    assert summary.reviewers.answers > 0
+    assert summary.thumbs.weights == "estimated, agreement"
 
 
 @pytest.mark.heavy
@@ -132,7 +131,7 @@ def test_the_same_rows_in_any_order_are_the_same_bytes(seed: int, split: SplitPa
     shuffled = tuple(rows.sample(frac=1, random_state=seed) for rows in tables)
     again, same = table(shuffled, split=split)  # type: ignore[arg-type]
     assert again.to_parquet(index=False) == frame.to_parquet(index=False)
-    assert json.dumps(same) == json.dumps(summary)
+    assert json.dumps(same.to_dict()) == json.dumps(summary.to_dict())
 
 
 def few_groups(tables: Tables, split: SplitParams) -> SplitParams:
@@ -171,13 +170,13 @@ def test_no_verdict_or_thumb_outside_training_reaches_what_is_trained_on(
     split = few_groups(tables, split)
     params = FEW.model_copy(update={"thumb_model": model})
     frame, summary = table(tables, params, split)
-    assert summary["thumbs"]["weights"] == f"estimated, {model}"
+    assert summary.thumbs.weights == f"estimated, {model}"
     kept = frame[frame["split"] == "train"]
     outside = set(tables[0]["interaction_id"]) - set(training_ids(tables, split))
     changed, after = table(disturb(tables, outside, seed), params, split)
     trained = changed[changed["split"] == "train"]
     pd.testing.assert_frame_equal(trained.reset_index(drop=True), kept.reset_index(drop=True), check_exact=True)
-    assert after["thumbs"] == summary["thumbs"]
+    assert after.thumbs == summary.thumbs
     assert not changed[changed["split"] == "holdout"].equals(frame[frame["split"] == "holdout"])
 
 
@@ -207,9 +206,9 @@ def test_the_holdout_stays_what_it_was_whatever_training_learns_and_whatever_is_
 def test_thumbs_weigh_the_same_until_enough_of_them_are_reviewed() -> None:
     frame, summary = table(crowd(), LABELS.model_copy(update={"min_agreement": 1000, "max_user_share": 1.0}))
     assert set(frame.loc[frame["source"] == "thumb", "weight"]) == {0.4}
-    assert summary["thumbs"]["weights"] == "fixed"
-    assert "1000 of each are needed (labels.min_agreement)" in summary["thumbs"]["reason"]
-    assert summary["thumbs"]["users"]["reliability"] is None
+    assert summary.thumbs.weights == "fixed"
+    assert "1000 of each are needed (labels.min_agreement)" in summary.thumbs.reason
+    assert summary.thumbs.users.reliability is None
     known, _ = table(crowd())
     by_thumb = known[known["source"] == "thumb"]
     assert set(by_thumb.loc[by_thumb["split"] == "holdout", "weight"]) == {0.4}
@@ -221,8 +220,8 @@ def test_no_users_thumbs_weigh_more_than_a_twentieth_in_training() -> None:
     given["user"] = np.where(np.arange(len(given)) % 3 == 0, "u1", given["user"])
     free, _ = table((rows, given, judged), FEW.model_copy(update={"max_user_share": 1.0}))
     frame, summary = table((rows, given, judged))
-    largest = summary["thumbs"]["largest_share"]
-    assert largest["before"] > 0.2 and largest["after"] == largest["limit"] == 0.05
+    largest = summary.thumbs.largest_share
+    assert largest.before > 0.2 and largest.after == pytest.approx(largest.limit) and largest.limit == 0.05
     both = frame.merge(free, on="interaction_id", suffixes=("", "_free"))
     assert len(both) == len(frame) == len(free)
     cut = both["weight"] < both["weight_free"]
@@ -234,8 +233,8 @@ def test_thumbs_without_meaning_are_left_out_and_counted() -> None:
     rows, given, judged = crowd(1, 2000)
     given["thumb"] = np.random.default_rng(0).choice(["up", "down"], len(given))
     _, summary = table((rows, given, judged))
-    assert summary["labels"]["thumbs_without_weight"] > 0.3 * summary["labels"]["unlabelled"]
-    assert summary["thumbs"]["label_weight"]["95%"] < 0.15
+    assert summary.labels.thumbs_without_weight > 0.3 * summary.labels.unlabelled
+    assert summary.thumbs.label_weight["95%"] < 0.15
 
 
 def test_by_time_what_is_asked_about_again_is_left_out_and_counted() -> None:
@@ -250,7 +249,7 @@ def test_by_time_what_is_asked_about_again_is_left_out_and_counted() -> None:
     frame, summary = build_training_table(interactions(rows), thumbs(given), reviews(judged), LABELS, split)
     assert Counter(frame["split"]) == {"train": 2, "validation": 2, "holdout": 2, "newest": 1}
     assert "both-2" not in set(frame["interaction_id"])
-    assert summary["labels"]["excluded"] == 1
+    assert summary.labels.excluded == 1
 
 
 def _validates(seed: int, group: str) -> bool:
@@ -279,18 +278,18 @@ def test_twins_of_the_holdout_are_left_out_or_marked() -> None:
     frame, summary = build_training_table(asked, thumbs([]), judged, LABELS, BY_GROUP)
     assert set(asked["interaction_id"]) - set(frame["interaction_id"]) == {"later"}
     assert frame.loc[frame["duplicate_in_training"], "interaction_id"].tolist() == ["b"]
-    assert summary["near_duplicates"] == {
+    assert asdict(summary.near_duplicates) == {
         "joined_groups": 0,
         "left_out": 1,
         "holdout_in_training": 1,
         "validation_in_training": 0,
     }
-    assert summary["labels"]["excluded"] == 1
+    assert summary.labels.excluded == 1
 
 
 def test_thumbs_against_reviewers_are_marked_and_counted() -> None:
     frame, summary = table(crowd())
-    assert summary["conflicts"]["thumbs_against_reviewers"] == frame["thumbs_disagree"].sum() > 0
+    assert summary.conflicts.thumbs_against_reviewers == frame["thumbs_disagree"].sum() > 0
     assert (frame.loc[frame["thumbs_disagree"], "source"] == "review").all()
 
 
@@ -324,7 +323,7 @@ def test_reviews_alone_and_thumbs_alone_are_enough() -> None:
     assert set(by_reviewer["source"]) == {"review"} and not by_reviewer["thumbs_disagree"].any()
     by_thumb, summary = table((rows, given, reviews([])))
     assert set(by_thumb["source"]) == {"thumb"} and by_thumb["complete"].isna().all()
-    assert summary["thumbs"]["weights"] == "fixed"
+    assert summary.thumbs.weights == "fixed"
 
 
 @pytest.fixture(scope="module")
@@ -342,7 +341,7 @@ def sample() -> Tables:
 @pytest.mark.slow
 def test_the_samples_labels_are_its_experts_and_its_thumbs(sample: Tables) -> None:
     frame, summary = build_training_table(*sample, LABELS, BY_GROUP)
-    assert summary["labels"] == {
+    assert asdict(summary.labels) == {
         "reviewed": 583,
         "thumb": 34,
         "correct": 306,
@@ -367,18 +366,18 @@ def test_on_the_sample_the_estimate_is_near_the_truth_that_only_its_writer_knows
     reviewed = trained["interaction_id"].isin(sample[2]["interaction_id"])
     assert len(trained) > 200 and (~reviewed).sum() > 10
 
-    found = build_training_table(*sample, LABELS, BY_GROUP)[1]["thumbs"]
-    assert found["weights"] == "estimated, agreement"
-    agreed = {row["thumb"]: row["reviewers_agree"] for row in found["agreement"]}
+    found = build_training_table(*sample, LABELS, BY_GROUP)[1].thumbs
+    assert found.weights == "estimated, agreement"
+    agreed = {row.thumb: row.reviewers_agree for row in found.agreement}
     for share, expected in (
-        (found["correct"], right.mean()),
+        (found.correct, right.mean()),
         (agreed["up"], right[up].mean()),
         (agreed["down"], (~right)[~up].mean()),
-        (found["liked"]["correct"], up[right].mean()),
-        (found["liked"]["incorrect"], up[~right].mean()),
+        (found.liked["correct"], up[right].mean()),
+        (found.liked["incorrect"], up[~right].mean()),
     ):
-        assert share["low"] <= expected <= share["high"]
-        assert share["value"] == pytest.approx(expected, abs=0.04)
+        assert share.low <= expected <= share.high
+        assert share.value == pytest.approx(expected, abs=0.04)
 
 
 @pytest.mark.slow
@@ -386,12 +385,12 @@ def test_on_the_sample_a_user_and_a_reviewers_batch_that_are_turned_round_are_na
     rows, given, judged = (frame.copy() for frame in sample)
     judged["batch"] = np.where(np.arange(len(judged)) < len(judged) // 2, "000001", "000002")
     _, before = build_training_table(rows, given, judged, LABELS, BY_GROUP)
-    assert before["contradicting"]["named"] == [] and before["contradicting"]["tested"] >= 8
+    assert before.contradicting.flagged == () and before.contradicting.n_tested >= 8
     turned = (judged["reviewer"] == "sme-02") & (judged["batch"] == "000002")
     judged.loc[turned, list(CRITERIA)] = ~judged.loc[turned, list(CRITERIA)]
     theirs = given.index[np.random.default_rng(0).permutation(len(given))[:50]]
     given.loc[theirs, "thumb"] = given["thumb"].map({"up": "down", "down": "up"})
     given.loc[theirs, "user"] = "u-0123456789abcdef0123"
     _, after = build_training_table(rows, given, judged, LABELS, BY_GROUP)
-    named = {(one["person"], one["batch"]) for one in after["contradicting"]["named"]}
+    named = {(one.person, one.batch) for one in after.contradicting.flagged}
     assert named == {("reviewer sme-02", "000002"), ("user u-01234567", None)}

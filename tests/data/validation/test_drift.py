@@ -62,13 +62,17 @@ def test_drift_is_a_warning_that_says_what_has_shifted_and_how_far() -> None:
     assert line.startswith("A108 question language: 3.73 from the batches before") and line.endswith(
         "0.25 allowed (quality.max_drift)"
     )
-    figures = result.statistics["drift"]
-    assert figures["rows"] == {"newest": 100, "previous": 900}
-    assert figures["shift"]["question length"] == 0
-    assert figures["newest"]["question language"] == {"en": 50, "de": 50}
+    figures = result.drift
+    assert figures is not None
+    assert figures.rows == {"newest": 100, "previous": 900}
+    assert figures.shift["question length"] == 0
+    assert figures.newest["question language"] == {"en": 50, "de": 50}
 
 
 def test_one_batch_is_not_judged_and_that_is_said() -> None:
     result = validate_drift([profile(900)], QUALITY)
-    assert result.success and result.skipped_tables == ("drift",)
-    assert result.notes == ("drift: not judged before there are two batches of 50 interactions each",)
+    assert result.success and result.drift is None
+    assert result.all_notes == (
+        "drift: no rows, the suite was skipped",
+        "drift: not judged before there are two batches of 50 interactions each",
+    )

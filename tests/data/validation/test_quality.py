@@ -1,14 +1,13 @@
 """Everything here but the digests runs the real Great Expectations suites."""
 
-from typing import Any
-
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from abstain.data.labels.contradictions import Contradiction, Contradictions
 from abstain.data.validation.quality import compute_text_digest, compute_text_digests, validate_training
-from abstain.data.validation.results import ValidationResult
+from abstain.data.validation.results import SplitLabels, ValidationResult
 from tests.checkout import shipped_params
 from tests.data.builders import interaction
 
@@ -36,11 +35,11 @@ def table(rows: int = 40, **changes: list) -> pd.DataFrame:
     return frame
 
 
-NOBODY: dict[str, Any] = {"tested": 3, "named": []}
+NOBODY = Contradictions(3, ())
 
 
 def validated(
-    frame: pd.DataFrame, left_out: int = 0, contradicting: dict[str, Any] = NOBODY, **copies: str
+    frame: pd.DataFrame, left_out: int = 0, contradicting: Contradictions = NOBODY, **copies: str
 ) -> ValidationResult:
     """`copies`: rows whose text is that of another, as i_1="i-2"."""
     digests = pd.Series(range(len(frame)), index=pd.Index(frame["interaction_id"]), dtype="int64")
@@ -76,8 +75,8 @@ def test_a_sound_table_passes_and_its_figures_are_kept() -> None:
     result = validated(table())
     assert result.success and result.warnings == ()
     assert result.rows == {"labels": 160, "splits": 5, "people": 3}
-    assert result.statistics["splits"][0] == {"split": "all", "answers": 160, "correct": 80, "reviewed": 160}
-    assert [row["answers"] for row in result.statistics["splits"]] == [160, 40, 40, 40, 40]
+    assert result.splits[0] == SplitLabels("all", 160, 80, 160)
+    assert [row.answers for row in result.splits] == [160, 40, 40, 40, 40]
 
 
 @pytest.mark.slow
@@ -150,8 +149,8 @@ def test_what_makes_the_figures_less_trustworthy_is_a_warning() -> None:
 
 @pytest.mark.slow
 def test_who_contradicts_the_others_is_a_warning_with_a_code_of_its_own() -> None:
-    named = [{"message": "reviewer r-01234567 in batch 000002: 41 of 45"}]
-    result = validated(table(), contradicting={"tested": 3, "named": named})
+    person = Contradiction("reviewer r-1", "000002", 45, 41, 3, 1e-9, "reviewer r-01234567 in batch 000002: 41 of 45")
+    result = validated(table(), contradicting=Contradictions(3, (person,)))
     assert result.success and result.rows["people"] == 3
     assert result.format_warnings() == [
         "A112 judgements that contradict the others' beyond chance: reviewer r-01234567 in batch 000002: 41 of 45"
@@ -162,4 +161,4 @@ def test_who_contradicts_the_others_is_a_warning_with_a_code_of_its_own() -> Non
 def test_a_handful_of_answers_is_shown_and_not_judged() -> None:
     result = validated(table(4, correct=[1] * 16, source=["thumb"] * 16))
     assert result.success and result.warnings == ()
-    assert result.statistics["splits"][3] == {"split": "holdout", "answers": 4, "correct": 4, "reviewed": 0}
+    assert result.splits[3] == SplitLabels("holdout", 4, 4, 0)

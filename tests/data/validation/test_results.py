@@ -69,12 +69,12 @@ def test_a_merged_result_keeps_the_reasons_of_the_first_rows_only() -> None:
     merged = ValidationResult.merge([first, more, more.merge([ValidationResult({"feedback": 0})])])
     assert merged.reasons == many
     assert (merged.n_failed_rows, merged.unlisted) == (MAX_LISTED_ROWS + 3, 3)
-    assert merged.skipped_tables == ("feedback",)
+    assert merged.all_notes == ("feedback: no rows, the suite was skipped",)
 
 
 def test_a_name_of_several_lines_breaks_no_page() -> None:
     check = found("interactions", "text", ["a\n# b | c"])
-    page, _ = validation_report([result(check).to_dict()], "a run")
+    page, _ = validation_report(result(check), "a run")
     assert "\n# b" not in page
     assert "| text | present | **fails** | 1 | a \\# b \\| c |" in page
     assert result(check).describe_first_failure() == "interactions/a # b | c first: text: this field is empty"

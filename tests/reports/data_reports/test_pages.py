@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,13 @@ from hypothesis import strategies as st
 from abstain.core.codes import Code
 from abstain.core.reasons import Reason, Reasons
 from abstain.data.store.profile import MEASURES
-from abstain.data.validation.results import MAX_REPORTED_ROWS, CheckResult, ValidationResult
+from abstain.data.validation.results import (
+    MAX_REPORTED_ROWS,
+    CheckResult,
+    DriftStatistics,
+    SplitLabels,
+    ValidationResult,
+)
 from abstain.ingest.quarantine import QuarantinedRow
 from abstain.ingest.report import IngestReport
 from abstain.reports.data_reports.charts import LANGUAGES_SHOWN, drift_images, histogram
@@ -22,18 +29,14 @@ from abstain.reports.data_reports.validation import validation_report
 from tests.reports.golden_files import assert_golden
 from tests.reports.reading import Page, said_in_markdown, said_on_page
 
-DRIFT = {
-    "limit": 0.25,
-    "rows": {"newest": 100, "previous": 900},
-    "shift": dict.fromkeys(MEASURES, 0.01) | {"question language": 3.73},
-    "newest": {name: {"32": 40, "64": 60} for name in MEASURES} | {"question language": {"en": 50, "de": 50}},
-    "previous": {name: {"32": 500, "91": 400} for name in MEASURES} | {"question language": {"en": 900}},
-}
-SPLITS = [
-    {"split": "all", "answers": 40, "correct": 30, "reviewed": 10},
-    {"split": "train", "answers": 40, "correct": 30, "reviewed": 10},
-    {"split": "holdout", "answers": 0, "correct": 0, "reviewed": 0},
-]
+DRIFT = DriftStatistics(
+    limit=0.25,
+    rows={"newest": 100, "previous": 900},
+    shift=dict.fromkeys(MEASURES, 0.01) | {"question language": 3.73},
+    newest={name: {"32": 40, "64": 60} for name in MEASURES} | {"question language": {"en": 50, "de": 50}},
+    previous={name: {"32": 500, "91": 400} for name in MEASURES} | {"question language": {"en": 900}},
+)
+SPLITS = (SplitLabels("all", 40, 30, 10), SplitLabels("train", 40, 30, 10), SplitLabels("holdout", 0, 0, 0))
 
 
 def check(suite: str, column: str, unexpected: int = 0, severity: str = "error", told: str = "") -> CheckResult:
@@ -55,8 +58,8 @@ def check(suite: str, column: str, unexpected: int = 0, severity: str = "error",
 
 
 def page_of(*results: ValidationResult) -> Page:
-    read = [json.loads(json.dumps(result.to_dict())) for result in results]
-    markdown, page = validation_report(read, "retrain shiny-fox")
+    read = [ValidationResult.from_dict(json.loads(json.dumps(result.to_dict()))) for result in results]
+    markdown, page = validation_report(ValidationResult.merge(read), "retrain shiny-fox")
     assert said_on_page(page) == said_in_markdown(markdown)
     return Page(page)
 
@@ -89,18 +92,18 @@ FAILED = ValidationResult.merge(
         ValidationResult(
             {"drift": 5},
             (check("drift", "shift", 1, "warning", "question language: 3.73"),),
-            statistics={"drift": DRIFT},
+            drift=DRIFT,
         ),
-        ValidationResult({"labels": 40}, (check("labels", "straddles"),), statistics={"splits": SPLITS}),
+        ValidationResult({"labels": 40}, (check("labels", "straddles"),), splits=SPLITS),
     ]
 )
 
 
 def test_pages_are_the_golden_files() -> None:
-    validation, page = validation_report([FAILED.to_dict()], "retrain shiny-fox")
+    validation, page = validation_report(FAILED, "retrain shiny-fox")
     assert said_on_page(page) == said_in_markdown(validation)
     assert_golden("validation.md", validation)
-    drift = ValidationResult({"drift": 5}, (check("drift", "shift"),), statistics={"drift": DRIFT})
+    drift = ValidationResult({"drift": 5}, (check("drift", "shift"),), drift=DRIFT)
     accepted = report(reasons={"answer: missing": 5}, validation=drift)
     ingest, page = ingest_report(accepted, "ingest calm-owl", REFUSED)
     assert said_on_page(page) == said_in_markdown(ingest)
@@ -131,7 +134,7 @@ def test_bars_are_shares_scaled_to_the_highest() -> None:
     heights = [float(height) for height in re.findall(r'<rect [^>]*height="([\d.]+)"', drawing)]
     assert heights == [46.7, 64.8, 0, 0, 70, 0, 0, 51.9], "the newest batch beside those before, class by class"
     assert "prefers-color-scheme:dark" in drawing
-    many = DRIFT | {"newest": DRIFT["newest"] | {"answer language": {f"l{at}": 9 for at in range(20)}}}
+    many = replace(DRIFT, newest={"answer language": {f"l{at}": 9 for at in range(20)}})
     assert len(histogram(many, "answer language")) == LANGUAGES_SHOWN
 
 
@@ -139,7 +142,7 @@ def test_bars_are_shares_scaled_to_the_highest() -> None:
 @given(st.text(min_size=1), st.text())
 def test_whatever_a_row_holds_is_text_and_nothing_else(key: str, reason: str) -> None:
     sound = page_of(rows_result(reasons={"interactions/x": failed("y", "z")}))
-    page = page_of(rows_result(reasons={f"interactions/{key}": failed("y", reason)}, notes=(reason,), statistics={}))
+    page = page_of(rows_result(reasons={f"interactions/{key}": failed("y", reason)}, notes=(reason,)))
     assert set(page.tags) <= {*sound.tags, "ul", "li"} - {"script", "img", "iframe"}
     assert page.attributes("src") == []
     assert {*page.attributes("href")} <= {"data:,", *(f"#{name}" for name in page.attributes("id"))}
