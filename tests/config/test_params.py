@@ -24,7 +24,7 @@ def changed(folder: Path, section: str, **values: Any) -> Path:
     return write(folder, yaml.safe_dump({**SHIPPED, section: {**SHIPPED[section], **values}}))
 
 
-def test_the_shipped_params_say_what_is_used(tmp_path: Path) -> None:
+def test_load_params_shipped_file_is_read_whole(tmp_path: Path) -> None:
     params = load_params(write(tmp_path, checkout.SHIPPED["params.yaml"]))
     assert params.model_dump(mode="json", exclude={"split": {"holdout_frozen_at"}, "labels": {"correct_if"}}) == {
         section: {k: v for k, v in values.items() if k not in ("holdout_frozen_at", "correct_if")}
@@ -42,14 +42,14 @@ def test_the_shipped_params_say_what_is_used(tmp_path: Path) -> None:
         ("promotions", {}, r"unknown key 'promotions': did you mean 'promotion'\?$"),
     ],
 )
-def test_an_unknown_key_is_named_with_the_nearest(
+def test_load_params_unknown_key_suggests_nearest(
     tmp_path: Path, section: str, values: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(AbstainError, match=problem):
         load_params(write(tmp_path, yaml.safe_dump({**SHIPPED, section: {**SHIPPED.get(section, {}), **values}})))
 
 
-def test_missing_keys_are_named_with_the_remedy(tmp_path: Path) -> None:
+def test_load_params_missing_keys_are_named(tmp_path: Path) -> None:
     less = {name: value for name, value in SHIPPED["promotion"].items() if name not in ("erasure_margin", "max_ece")}
     rest = {name: keys for name, keys in SHIPPED.items() if name != "audits"}
     message = "params.yaml lacks audits.enabled, promotion.erasure_margin, promotion.max_ece, .* run `abstain init --upgrade`$"
@@ -78,7 +78,7 @@ def test_missing_keys_are_named_with_the_remedy(tmp_path: Path) -> None:
         ("promotion", "bootstrap_confidence", 0),
     ],
 )
-def test_a_value_out_of_range_names_its_key(tmp_path: Path, section: str, key: str, value: object) -> None:
+def test_load_params_value_out_of_range_names_key(tmp_path: Path, section: str, key: str, value: object) -> None:
     with pytest.raises(AbstainError, match=f"params.yaml: {section}.{key}"):
         load_params(changed(tmp_path, section, **{key: value}))
 
@@ -87,11 +87,11 @@ def test_a_value_out_of_range_names_its_key(tmp_path: Path, section: str, key: s
     ("section", "key", "value"),
     [("labels", "thumb_weight", 0), ("probe", "huber_lambda", 0), ("probe", "dropout", 0), ("promotion", "max_ece", 1)],
 )
-def test_the_ends_of_closed_ranges_are_valid(tmp_path: Path, section: str, key: str, value: float) -> None:
+def test_load_params_closed_ends_are_valid(tmp_path: Path, section: str, key: str, value: float) -> None:
     assert getattr(getattr(load_params(changed(tmp_path, section, **{key: value})), section), key) == value
 
 
-def test_a_regressor_estimates_what_can_be_measured_and_each_thing_once(tmp_path: Path) -> None:
+def test_load_params_unknown_target_or_repeated_kind_raises(tmp_path: Path) -> None:
     assert get_args(CorrectnessTarget) == ("label", *METRICS)
     with pytest.raises(AbstainError, match=r"regressors.targets.1: .*'label', 'cosine'.*$"):
         load_params(changed(tmp_path, "regressors", targets=["label", "bleu"]))
@@ -99,18 +99,18 @@ def test_a_regressor_estimates_what_can_be_measured_and_each_thing_once(tmp_path
         load_params(changed(tmp_path, "regressors", kinds=["linear", "linear"]))
 
 
-def test_equal_copies_are_not_made(tmp_path: Path) -> None:
+def test_load_params_equal_copies_raise(tmp_path: Path) -> None:
     assert load_params(changed(tmp_path, "perturbation", selection="random", n_copies=3)).perturbation.n_copies == 3
     with pytest.raises(AbstainError, match="perturbation: .*copies by entropy are all alike: set n_copies to 1"):
         load_params(changed(tmp_path, "perturbation", selection="entropy", n_copies=3))
 
 
-def test_a_missing_file_says_where_to_run(tmp_path: Path) -> None:
+def test_load_params_missing_file_raises(tmp_path: Path) -> None:
     with pytest.raises(AbstainError, match=r"params.yaml is missing: run this in the root of the project$"):
         load_params(tmp_path / "params.yaml")
 
 
-def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+def test_load_params_unreadable_file_raises_one_line(tmp_path: Path) -> None:
     with pytest.raises(AbstainError, match=f"{tmp_path} cannot be read: "):
         load_params(tmp_path)
     with pytest.raises(AbstainError, match=r"params.yaml is not valid YAML: ") as caught:
@@ -119,6 +119,6 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "- a list\n", "llm: 3\n"])
-def test_what_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
+def test_load_params_no_mapping_raises(tmp_path: Path, text: str) -> None:
     with pytest.raises(AbstainError, match="Input should be a valid dictionary"):
         load_params(write(tmp_path, text))

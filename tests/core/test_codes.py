@@ -32,7 +32,7 @@ def codes_in(node: ast.AST) -> set[str]:
     }
 
 
-def test_table_is_short_and_whole() -> None:
+def test_codes_table_is_complete() -> None:
     assert len(Code) <= 60
     for code in Code:
         assert code[0] == "A" and code[1] in AREAS and code[2:].isdecimal() and len(code) == 4
@@ -40,18 +40,18 @@ def test_table_is_short_and_whole() -> None:
     assert len({code.cause for code in Code}) == len(Code)
 
 
-def test_page_is_the_table() -> None:
+def test_codes_page_equals_table() -> None:
     page = (ROOT / "docs" / "codes.md").read_text(encoding="utf-8")
     assert page == to_markdown(), "write it again: abstain explain > docs/codes.md"
 
 
-def test_every_code_is_used() -> None:
+def test_codes_are_all_used() -> None:
     used = set().union(*(codes_in(tree) for _, tree in modules()))
     assert used == set(Code.__members__)
 
 
 @pytest.mark.heavy
-def test_every_error_names_its_code_or_passes_one_on() -> None:
+def test_abstain_errors_name_their_code() -> None:
     trees = dict(modules())
     kinds = {"AbstainError"}
     for _ in range(2):  # a class of a class
@@ -72,7 +72,7 @@ def test_every_error_names_its_code_or_passes_one_on() -> None:
     assert calls > 200 and wrong == []
 
 
-def test_error_keeps_code_and_message_between_processes() -> None:
+def test_parse_error_line_restores_code_with_message() -> None:
     error = AbstainError(Code.NO_ROWS, "data/ is empty: ingest first")
     assert str(error) == "data/ is empty: ingest first"
     for other in (copy.copy(error), parse_error_line(f"error {error.message_with_code}")):
@@ -80,5 +80,5 @@ def test_error_keeps_code_and_message_between_processes() -> None:
 
 
 @pytest.mark.parametrize("text", ["error: A109 is meant", "error A999: no such code", "DATA109: x", ""])
-def test_text_without_a_code_is_no_coded_error(text: str) -> None:
+def test_parse_error_line_without_code_returns_none(text: str) -> None:
     assert parse_error_line(text) is None

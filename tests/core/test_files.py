@@ -11,9 +11,7 @@ import pytest
 from abstain.core.files import create_home, write_atomically
 
 
-def test_bytes_are_on_disk_before_the_rename_and_then_the_rename_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_write_atomically_syncs_before_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     fsync, replace = os.fsync, Path.replace
 
@@ -36,7 +34,7 @@ def test_bytes_are_on_disk_before_the_rename_and_then_the_rename_is(
     assert len(done) == 6, "what is there already is not written"
 
 
-def test_a_replaced_file_keeps_its_mode_and_a_new_one_has_that_of_the_umask(tmp_path: Path) -> None:
+def test_write_atomically_keeps_mode_or_uses_umask(tmp_path: Path) -> None:
     private, new = tmp_path / "reviews.csv", tmp_path / "new.csv"
     private.write_text("old")
     private.chmod(0o600)
@@ -49,7 +47,7 @@ def test_a_replaced_file_keeps_its_mode_and_a_new_one_has_that_of_the_umask(tmp_
     assert [stat.S_IMODE(file.stat().st_mode) for file in (private, new)] == [0o600, 0o640]
 
 
-def test_a_new_home_is_its_owners_alone_and_another_stays_as_it_is(tmp_path: Path) -> None:
+def test_create_home_new_folder_is_private(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir(mode=0o775)
     before = stat.S_IMODE(shared.stat().st_mode)

@@ -30,7 +30,7 @@ def drawn(rows: int, groups: int) -> Labels:
         ([1] * 44 + [1] * 6 + [0] * 5 + [0] * 2, "a" * 44 + "b" * 11 + "c" * 2, 2, 2),  # wherever b goes
     ],
 )
-def test_too_few_groups_are_an_error_with_a_remedy(correct: list[int], groups: str, right: int, wrong: int) -> None:
+def test_assign_folds_too_few_groups_raises(correct: list[int], groups: str, right: int, wrong: int) -> None:
     expected = (
         rf"correct answers of only {right}, incorrect ones of only {wrong}: bring feedback on more groups, or change"
     )
@@ -44,9 +44,7 @@ def test_too_few_groups_are_an_error_with_a_remedy(correct: list[int], groups: s
     folds=st.integers(2, 6),
     seed=st.integers(0, 3),
 )
-def test_folds_are_of_whole_groups_and_both_kinds_are_outside_of_each(
-    rows: list[tuple[int, int, float]], folds: int, seed: int
-) -> None:
+def test_assign_folds_keeps_groups_whole(rows: list[tuple[int, int, float]], folds: int, seed: int) -> None:
     counted = [(g, y) for g, y, w in rows if w > 0]
     of_kind = [len({g for g, y in counted if y == kind}) for kind in (0, 1)]
     try:
@@ -65,7 +63,7 @@ def test_folds_are_of_whole_groups_and_both_kinds_are_outside_of_each(
         assert outside == {0, 1}
 
 
-def test_with_many_groups_there_are_as_many_folds_as_asked_for_and_they_are_alike() -> None:
+def test_assign_folds_many_groups_gives_balanced_folds() -> None:
     labels = drawn(300, 50)
     fold = labels.assign_folds(5, 7)
     sizes, shares = Counter(fold.tolist()), [float(labels.correct[fold == f].mean()) for f in range(5)]
@@ -74,7 +72,7 @@ def test_with_many_groups_there_are_as_many_folds_as_asked_for_and_they_are_alik
     assert max(shares) - min(shares) < 0.15
 
 
-def test_rows_that_do_not_count_do_not_shift_the_folds_of_those_that_do() -> None:
+def test_assign_folds_ignores_rows_of_weight_zero() -> None:
     labels = drawn(120, 20)
     with_more = Labels(
         np.concatenate([labels.correct, labels.correct[:30]]),

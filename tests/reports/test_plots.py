@@ -31,7 +31,7 @@ def words(svg: bytes) -> list[str]:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", PLOTS)
-def test_a_plot_is_a_small_drawing_and_the_same_each_time(name: str) -> None:
+def test_render_plot_is_small_deterministic_svg(name: str) -> None:
     svg = drawn(name)
     assert words(svg)
     assert 5_000 < len(svg) < 40_000
@@ -41,7 +41,7 @@ def test_a_plot_is_a_small_drawing_and_the_same_each_time(name: str) -> None:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", PLOTS)
-def test_every_colour_has_one_for_dark_pages(name: str) -> None:
+def test_render_plot_uses_theme_colours(name: str) -> None:
     drawing = re.sub(rb"<style>.*?</style>", b"", drawn(name), flags=re.DOTALL)
     used = {colour.decode() for colour in re.findall(rb"#[0-9a-f]{6}", drawing)}
     assert used <= set(LIGHT.values())
@@ -50,7 +50,7 @@ def test_every_colour_has_one_for_dark_pages(name: str) -> None:
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
-def test_colours_stand_out_from_their_ground(theme: dict[str, str]) -> None:
+def test_theme_contrast_meets_wcag(theme: dict[str, str]) -> None:
     """WCAG 2.1: 4.5 to 1 for text, 3 to 1 for what is drawn; a grid may be faint."""
     for name in ("text", "soft"):
         assert contrast(theme[name], theme["paper"]) >= 4.5, name
@@ -71,14 +71,14 @@ def luminance(colour: str) -> float:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", CURVES)
-def test_a_plot_shows_its_table(name: str) -> None:
+def test_render_plot_depends_on_table(name: str) -> None:
     table = TABLES[name]
     columns = {"threshold": "precision", "roc": "true_positive_rate", "risk_coverage": "risk", "confidence": "correct"}
     column = columns.get(name, "accuracy")
     assert render_plot(name, table.assign(**{column: table[column] * 0.9})) != drawn(name)
 
 
-def test_both_thresholds_and_the_target_are_named() -> None:
+def test_render_plot_threshold_labels() -> None:
     told = words(drawn("threshold"))
     assert {f"guaranteed: {GUARANTEED:.3f}", f"heuristic: {HEURISTIC:.3f}", "aimed at: 80 %"} <= set(told)
     assert {"precision", "coverage"} <= set(told)
@@ -100,7 +100,7 @@ def test_both_thresholds_and_the_target_are_named() -> None:
     assert "precision" not in rate
 
 
-def test_lines_are_named_and_differ_by_more_than_their_colour() -> None:
+def test_render_plot_lines_differ_by_dashes() -> None:
     for name in ("roc", "risk_coverage"):
         svg = drawn(name)
         assert {"probe", "fusion", "min_log_prob", "length_only"} <= set(words(svg))
@@ -113,7 +113,7 @@ def test_lines_are_named_and_differ_by_more_than_their_colour() -> None:
         assert len(dashes) == 4
 
 
-def test_the_leaderboard_names_every_scorer_the_best_on_top() -> None:
+def test_render_plot_leaderboard_best_on_top() -> None:
     table, svg = TABLES["leaderboard"], drawn("leaderboard")
     told = words(svg)
     names = [name for name in table["scorer"] if len(name) < 24]
@@ -128,7 +128,7 @@ def test_the_leaderboard_names_every_scorer_the_best_on_top() -> None:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("text", [*NASTY, "$\\frac{", "$x^2$", "]]>", "名前"])
-def test_a_name_is_drawn_as_it_is_written(text: str) -> None:
+def test_render_plot_draws_name_as_written(text: str) -> None:
     """No formula, no tag, and nothing that a browser refuses to parse."""
     table = pd.DataFrame(
         {"scorer": ["probe", text], "kind": "signal", "auroc": 0.7, "auroc_low": 0.6, "auroc_high": 0.8}
@@ -140,11 +140,11 @@ def test_a_name_is_drawn_as_it_is_written(text: str) -> None:
 
 
 @pytest.mark.parametrize("name", PLOTS)
-def test_of_nothing_it_says_so(name: str) -> None:
+def test_render_plot_empty_table_is_not_defined(name: str) -> None:
     assert words(render_plot(name, TABLES[name].iloc[:0])) == ["not defined for these answers"]
 
 
-def test_what_is_not_defined_is_not_drawn_as_0() -> None:
+def test_render_plot_undefined_value_is_gap() -> None:
     table = TABLES["threshold"].copy()
     table.loc[table["threshold"] > 0.7, "precision"] = np.nan
     known = table[table["precision"].notna()]
@@ -156,7 +156,7 @@ def test_what_is_not_defined_is_not_drawn_as_0() -> None:
     assert len(re.findall(r"[ML] ", line[1])) == len(known)
 
 
-def test_a_hold_out_of_one_class_is_drawn() -> None:
+def test_render_plot_one_class_holdout() -> None:
     nothing = TABLES["roc"].assign(true_positive_rate=np.nan)
     assert "probe" in words(render_plot("roc", nothing))
     board = TABLES["leaderboard"].assign(auroc=np.nan, auroc_low=np.nan, auroc_high=np.nan)
@@ -165,7 +165,7 @@ def test_a_hold_out_of_one_class_is_drawn() -> None:
     assert "correct (up)" in words(render_plot("confidence", empty))
 
 
-def test_the_curves_of_a_large_hold_out_stay_small() -> None:
+def test_render_plot_large_holdout_stays_small() -> None:
     generator = np.random.default_rng(1)
     correct, parts = generator.integers(2, size=20_000), []
     for name in ("probe", "fusion", "yes_score", "length_only"):

@@ -94,9 +94,7 @@ def opened(browser: Browser, file: Path, width: int = 1280) -> Opened:
 
 
 @pytest.mark.parametrize(("name", "headline"), HEADLINES.items())
-def test_page_asks_for_nothing_runs_nothing_and_opens_with_its_verdict(
-    browser: Browser, folder: Path, name: str, headline: str
-) -> None:
+def test_page_is_self_contained_with_headline(browser: Browser, folder: Path, name: str, headline: str) -> None:
     found = opened(browser, folder / f"{name}.html")
     page = found.page
     page.wait_for_load_state("networkidle")
@@ -112,7 +110,7 @@ def test_page_asks_for_nothing_runs_nothing_and_opens_with_its_verdict(
 
 
 @pytest.mark.parametrize("name", ["kept", "validation", "ingest"])
-def test_page_fits_its_window_and_turns_dark(browser: Browser, folder: Path, name: str) -> None:
+def test_page_fits_window_in_both_schemes(browser: Browser, folder: Path, name: str) -> None:
     """Wide tables scroll inside their own box; no text is cut off and none is wider than the page."""
     page = opened(browser, folder / f"{name}.html").page
     outside = """width => [...document.querySelectorAll("main *")].filter(one =>
@@ -129,7 +127,7 @@ def test_page_fits_its_window_and_turns_dark(browser: Browser, folder: Path, nam
             assert page.evaluate("getComputedStyle(document.body).backgroundColor") == colour
 
 
-def test_what_people_wrote_is_seen_as_text(browser: Browser, folder: Path) -> None:
+def test_page_shows_hostile_text_as_text(browser: Browser, folder: Path) -> None:
     page = opened(browser, folder / "kept.html").page
     for text in NASTY[:4]:
         expect(page.locator("bdi").get_by_text(to_single_line(text), exact=True).first).to_be_visible()
@@ -138,7 +136,7 @@ def test_what_people_wrote_is_seen_as_text(browser: Browser, folder: Path) -> No
     )
 
 
-def test_rows_that_fail_are_seen_and_what_holds_is_folded(browser: Browser, folder: Path) -> None:
+def test_page_shows_failing_rows_folds_passed_suites(browser: Browser, folder: Path) -> None:
     page = opened(browser, folder / "validation.html").page
     expect(page.locator("#rows-that-fail").get_by_text("31,204 characters")).to_be_in_viewport()
     expect(page.locator("#rows-that-fail").get_by_text(HOSTILE)).to_be_visible()
@@ -148,7 +146,7 @@ def test_rows_that_fail_are_seen_and_what_holds_is_folded(browser: Browser, fold
     expect(suite.get_by_text("straddles")).to_be_visible()
 
 
-def test_a_keyboard_reaches_the_contents_and_the_tables(browser: Browser, folder: Path) -> None:
+def test_page_keyboard_reaches_tables(browser: Browser, folder: Path) -> None:
     page = opened(browser, folder / "kept.html", 390).page
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.getAttribute('href')") == "#evidence"
@@ -163,7 +161,7 @@ def test_a_keyboard_reaches_the_contents_and_the_tables(browser: Browser, folder
 
 
 @pytest.mark.parametrize("name", PLOTS)
-def test_a_plot_has_the_colours_of_the_page(browser: Browser, folder: Path, name: str) -> None:
+def test_plot_follows_colour_scheme(browser: Browser, folder: Path, name: str) -> None:
     found = opened(browser, folder / f"{name}.svg")
     assert found.asked == [found.address]
     for scheme, theme, other in (("light", LIGHT, DARK), ("dark", DARK, LIGHT)):
@@ -183,7 +181,7 @@ def rgb(colour: str) -> str:
     return f"rgb({', '.join(str(int(colour[at : at + 2], 16)) for at in (1, 3, 5))})"
 
 
-def test_labels_lie_inside_the_plot_and_apart(browser: Browser, folder: Path) -> None:
+def test_plot_labels_do_not_overlap(browser: Browser, folder: Path) -> None:
     """In the fonts of who looks at it, which are not those that it was laid out with."""
     page = opened(browser, folder / "leaderboard.svg").page
     sides = "const box = one.getBoundingClientRect(); return [box.left, box.top, box.right, box.bottom]"

@@ -42,7 +42,7 @@ def taken(tmp_path_factory: pytest.TempPathFactory) -> tuple[IngestReport, Inges
 
 
 @pytest.mark.heavy
-def test_handbook_and_history_are_accepted_whole(taken: tuple[IngestReport, IngestReport, Path]) -> None:
+def test_sample_history_is_accepted(taken: tuple[IngestReport, IngestReport, Path]) -> None:
     history, _, _ = taken
     assert (history.duplicate, history.quarantined) == (0, 0)
     assert history.read == history.accepted == history.contracts["interactions"] + len(list(HANDBOOK.iterdir()))
@@ -50,7 +50,7 @@ def test_handbook_and_history_are_accepted_whole(taken: tuple[IngestReport, Inge
 
 
 @pytest.mark.heavy
-def test_of_the_incoming_rows_one_is_known_five_are_refused_and_one_waits(
+def test_sample_incoming_rows_cover_rejections(
     taken: tuple[IngestReport, IngestReport, Path],
 ) -> None:
     _, incoming, data = taken
@@ -72,7 +72,7 @@ def test_of_the_incoming_rows_one_is_known_five_are_refused_and_one_waits(
 
 
 @pytest.mark.heavy
-def test_holdout_is_large_and_of_many_topics_and_users_share_chunks(
+def test_sample_holdout_is_large_with_many_topics(
     taken: tuple[IngestReport, IngestReport, Path],
 ) -> None:
     frame, _ = read_training_table(DataStore(taken[2]), PARAMS.labels, PARAMS.split)
@@ -96,13 +96,13 @@ def assert_reasons(refused: tuple[QuarantinedRow, ...], expected: list[str]) -> 
 
 
 @pytest.mark.parametrize("arguments", [[], ["a", "b"], ["."]])
-def test_the_command_takes_one_folder_that_is_not_there_yet(arguments: list[str]) -> None:
+def test_sample_command_wrong_arguments_raise(arguments: list[str]) -> None:
     with pytest.raises(AbstainError, match="^usage: python -m abstain.sample DATA"):
         main(arguments)
 
 
 @pytest.mark.slow
-def test_the_command_writes_what_dvc_records(tmp_path: Path) -> None:
+def test_sample_command_writes_recorded_data(tmp_path: Path) -> None:
     project, folder = Project(ROOT, tmp_path / "home"), tmp_path / "repository"
     folder.mkdir()
     for command, where in (
@@ -120,7 +120,7 @@ def test_the_command_writes_what_dvc_records(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_demo_reads_at_most_75_000_tokens(tmp_path: Path) -> None:
+def test_sample_demo_token_budget(tmp_path: Path) -> None:
     """All answers are counted, though those without a label are not read."""
     settings = Settings(home=MODELS.parent, features_url=str(tmp_path))
     lines = [*HISTORY.read_text().splitlines(), *INCOMING.read_text().splitlines()[:WEEK]]

@@ -61,7 +61,7 @@ def workspace(accepted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return tmp_path
 
 
-def test_sound_data_pass(workspace: Path, params: Params) -> None:
+def test_validate_dataset_stages_sound_data_pass(workspace: Path, params: Params) -> None:
     validate.stage(params)
     found = read_json(paths.VALIDATION)
     assert found["success"] and found["as_of"] == NOW.isoformat()
@@ -80,7 +80,7 @@ def test_sound_data_pass(workspace: Path, params: Params) -> None:
     assert "Passed, with" in page and "question language" in page and "Labels by split" in page
 
 
-def test_a_row_that_was_there_before_stops_the_stage_in_one_line(workspace: Path, params: Params) -> None:
+def test_validate_stage_repeated_row_fails(workspace: Path, params: Params) -> None:
     first, second = DataStore(paths.DATA).list_part_files(Interaction)
     with second.open("ab") as file:
         file.write(first.read_bytes().splitlines(keepends=True)[0])
@@ -92,7 +92,7 @@ def test_a_row_that_was_there_before_stops_the_stage_in_one_line(workspace: Path
     assert read_json(paths.VALIDATION)["success"] is False
 
 
-def test_a_holdout_that_is_trained_on_stops_the_stage_and_is_on_the_page(workspace: Path, params: Params) -> None:
+def test_dataset_stage_leaked_holdout_fails(workspace: Path, params: Params) -> None:
     for part in DataStore(paths.DATA).list_part_files(Interaction):
         rows = [
             one.model_copy(update={"question": "The fee?", "answer": "None."})
@@ -107,7 +107,7 @@ def test_a_holdout_that_is_trained_on_stops_the_stage_and_is_on_the_page(workspa
     assert not paths.DATASET.exists()
 
 
-def test_rows_without_a_record_of_their_batch_are_not_ours(workspace: Path, params: Params) -> None:
+def test_validate_stage_missing_batch_record_fails(workspace: Path, params: Params) -> None:
     (paths.DATA / "batches.jsonl").unlink()
     with pytest.raises(AbstainError, match=r"batches\.jsonl has no record of"):
         validate.stage(params)

@@ -57,7 +57,7 @@ def reviewed(*rows: Review) -> pd.DataFrame:
 NOBODY = reviewed()
 
 
-def test_a_review_outranks_every_thumb() -> None:
+def test_assign_labels_review_outranks_thumbs() -> None:
     found = label(reviewed(review("a", right=False, inclusion_probability=0.2)), [5]).iloc[0]
     assert (found["correct"], found["source"], found["weight"], found["inclusion_probability"]) == (
         0,
@@ -67,7 +67,7 @@ def test_a_review_outranks_every_thumb() -> None:
     )
 
 
-def test_without_a_review_the_thumbs_count_with_their_weight() -> None:
+def test_assign_labels_thumbs_without_review() -> None:
     found = label(NOBODY, [-1, 2])
     assert found["correct"].tolist() == [0, 1]
     assert found["source"].tolist() == ["thumb", "thumb"]
@@ -75,7 +75,7 @@ def test_without_a_review_the_thumbs_count_with_their_weight() -> None:
     assert found[["complete", "review_correct", "truthful", "inclusion_probability"]].isna().all(axis=None)
 
 
-def test_a_label_that_nobody_drew_was_seen_with_the_propensity_of_its_answer() -> None:
+def test_assign_labels_unsampled_label_gets_propensity() -> None:
     judged = reviewed(review("a", inclusion_probability=0.2), review("b"))
     found = label(judged, [0, 0, 1], shown_with=[0.9, 0.5, 0.25])
     assert found["inclusion_probability"].tolist() == [0.2, 0.5, 0.25]
@@ -83,20 +83,20 @@ def test_a_label_that_nobody_drew_was_seen_with_the_propensity_of_its_answer() -
     assert label(judged, [0, 0, 1])["inclusion_probability"].isna().tolist() == [False, True, True]
 
 
-def test_no_thumbs_a_tie_and_a_weight_of_nothing_are_no_label() -> None:
+def test_assign_labels_no_balance_or_weight_gives_none() -> None:
     assert label(NOBODY, [0, 0]).source.isna().all()
     assert label(NOBODY, [3], weight=0.0).source.isna().all()
     assert label(reviewed(review("a")), [0], weight=0.0).source.tolist() == ["review"]
 
 
-def test_the_three_verdicts_stay_apart() -> None:
+def test_assign_labels_keeps_three_criteria() -> None:
     found = label(reviewed(review("a", complete=False, correct=True, truthful=False)), [0]).iloc[0]
     assert [found[name] for name in ("complete", "review_correct", "truthful")] == [False, True, False]
     assert found["correct"] == 0
 
 
 @pytest.mark.parametrize("failing", ["complete", "correct", "truthful"])
-def test_right_means_all_required_verdicts(failing: str) -> None:
+def test_resolve_reviews_correct_needs_all_criteria(failing: str) -> None:
     one = review("a", **{failing: False})
     assert not verdict(one)["label"]
     assert verdict(one, correct_if=tuple(name for name in LABELS.correct_if if name != failing))["label"]
@@ -120,9 +120,7 @@ FIRST, SECOND, THIRD = (
         ((review("a", reviewer="x"), review("a", right=False, reviewer="y")), False, False, False),  # of one moment
     ],
 )
-def test_who_decides_where_reviews_disagree(
-    rows: tuple[Review, ...], latest: bool, majority: bool, strict: bool
-) -> None:
+def test_resolve_reviews_conflict_rules(rows: tuple[Review, ...], latest: bool, majority: bool, strict: bool) -> None:
     expected = {"latest": latest, "majority": majority, "strict": strict}
     for order in itertools.permutations(rows):
         assert {rule: bool(verdict(*order, conflicts=rule)["label"]) for rule in expected} == expected
@@ -148,7 +146,7 @@ def test_who_decides_where_reviews_disagree(
     ),
     st.randoms(use_true_random=False),
 )
-def test_one_verdict_an_answer_whatever_the_order_and_its_parts_make_the_whole(rule: str, rows, rng) -> None:
+def test_resolve_reviews_is_independent_of_order(rule: str, rows, rng) -> None:
     params = LABELS.model_copy(update={"conflicts": rule, "correct_if": ("correct", "truthful")})
     found = resolve_reviews(select_latest_reviews(place(rows), params), params)
     assert (found["label"] == (found["correct"] & found["truthful"])).all()
@@ -157,7 +155,7 @@ def test_one_verdict_an_answer_whatever_the_order_and_its_parts_make_the_whole(r
     pd.testing.assert_frame_equal(resolve_reviews(select_latest_reviews(place(rows), params), params), found)
 
 
-def test_the_inclusion_probability_is_that_of_the_deciding_review() -> None:
+def test_resolve_reviews_inclusion_probability_of_deciding() -> None:
     earlier, later = review("a", inclusion_probability=0.9), review("a", days=3, inclusion_probability=0.1)
     assert verdict(earlier, later)["inclusion_probability"] == 0.1
     assert verdict(earlier, later, conflicts="strict")["inclusion_probability"] == 0.1  # both decide: one reviewer
@@ -166,7 +164,7 @@ def test_the_inclusion_probability_is_that_of_the_deciding_review() -> None:
     assert np.isnan(verdict(earlier, review("a", days=3))["inclusion_probability"])
 
 
-def test_a_disagreement_is_between_any_two_reviews_and_about_being_right() -> None:
+def test_find_disagreements_compares_labels_of_all_reviews() -> None:
     changed_mind = [review("a", right=False, days=1), review("a", right=True, days=2)]
     agreed = [review("b", days=1), review("b", days=2, reviewer="other")]
     beside_the_point = [
@@ -176,7 +174,7 @@ def test_a_disagreement_is_between_any_two_reviews_and_about_being_right() -> No
     assert find_disagreements(place([*changed_mind, *agreed, *beside_the_point]), LABELS).tolist() == [0]
 
 
-def test_every_anonymous_thumb_counts_and_a_known_user_once_with_the_last() -> None:
+def test_select_countable_thumbs_last_thumb_of_user() -> None:
     up, down = feedback("a", "up"), feedback("a", "down", days=2)
     assert tally(up, up, down) == [(0, 0, True), (0, 0, True), (0, 0, False)]
     own = feedback("a", "down", days=4, user="u"), feedback("a", "up", days=1, user="u")
@@ -184,7 +182,7 @@ def test_every_anonymous_thumb_counts_and_a_known_user_once_with_the_last() -> N
     assert tally(*own, feedback("b", "up", user="u")) == [(0, 1, False), (1, 1, True)]
 
 
-def test_of_two_thumbs_of_one_moment_the_down_counts() -> None:
+def test_select_countable_thumbs_same_moment_counts_down() -> None:
     both = feedback("a", "up", user="u"), feedback("a", "down", user="u")
     assert tally(*both) == tally(*both[::-1]) == [(0, 1, False)]
 
@@ -203,7 +201,7 @@ def test_of_two_thumbs_of_one_moment_the_down_counts() -> None:
     ),
     st.randoms(use_true_random=False),
 )
-def test_votes_do_not_depend_on_the_order_of_the_thumbs(rows: list[Thumb], rng) -> None:
+def test_select_countable_thumbs_is_independent_of_order(rows: list[Thumb], rng) -> None:
     found = tally(*rows)
     known = [(row.interaction_id, row.user) for row in rows if row.user]
     assert len(found) == len(set(known)) + sum(row.user is None for row in rows)

@@ -58,7 +58,7 @@ def whole_components(rows: pd.DataFrame) -> pd.Series:
     return label.map(label.value_counts())
 
 
-def test_first_group_decides_for_the_groups_it_is_joined_with() -> None:
+def test_split_rows_first_group_decides_for_joined() -> None:
     (held,), (trained,) = of_side("holdout"), of_side("train")
     for first, other in ((held, trained), (trained, held)):
         rows = arrived([(first, 1, None, 0), (other, 1, None, 1), *fillers(38)])
@@ -68,7 +68,7 @@ def test_first_group_decides_for_the_groups_it_is_joined_with() -> None:
         assert rows["group"][found["joined"]].tolist() == [other]
 
 
-def test_component_above_the_share_is_left_to_its_groups() -> None:
+def test_split_rows_large_component_is_not_joined() -> None:
     (held,), trained = of_side("holdout"), of_side("train", 2)
     rows = arrived([(held, 1, None, 0), (trained[0], 1, None, 1), (trained[1], 1, None, 2), *fillers(38)])
     found = split_rows(rows, BY_GROUP)
@@ -78,7 +78,7 @@ def test_component_above_the_share_is_left_to_its_groups() -> None:
     assert rows["group"][flagged & (found["split"] == "holdout")].tolist() == [held]
 
 
-def test_a_twin_of_training_in_validation_is_marked() -> None:
+def test_has_near_duplicate_marks_validation_rows() -> None:
     others = of_side("train", 30)
     splits = assign_splits(pd.Series(others), pd.Series([OPENS] * len(others)), BY_GROUP)
     validating, trained = (others[splits.tolist().index(name)] for name in ("validation", "train"))
@@ -87,7 +87,7 @@ def test_a_twin_of_training_in_validation_is_marked() -> None:
     assert flagged[flagged].index.tolist() == [0]
 
 
-def test_later_twin_of_the_holdout_is_left_out() -> None:
+def test_split_rows_later_twin_of_holdout_is_left_out() -> None:
     (held,), (trained,) = of_side("holdout"), of_side("train")
     history = [(held, 1, None, 0), (trained, 2, None, 1), *fillers(80)]
     later: list[Row] = [(trained, 1, None, 2), (trained, 3, None, 2)]
@@ -98,7 +98,7 @@ def test_later_twin_of_the_holdout_is_left_out() -> None:
     assert not has_near_duplicate_in_training(rows.assign(split=found["split"])).any()
 
 
-def test_growth_of_the_data_joins_no_groups_there_are() -> None:
+def test_split_rows_growth_joins_no_groups() -> None:
     (held,), (trained,) = of_side("holdout"), of_side("train")
     history = [(held, 1, None, 0), (trained, 1, None, 1), *fillers(8)]
     before, after = split_rows(arrived(history), BY_GROUP), split_rows(arrived(history, fillers(90)), BY_GROUP)
@@ -106,7 +106,7 @@ def test_growth_of_the_data_joins_no_groups_there_are() -> None:
     assert before["left_out"].sum() == 0 and after["left_out"].sum() == 1
 
 
-def test_twins_in_the_newest_window_cost_no_training_row() -> None:
+def test_split_rows_newest_twin_leaves_training_alone() -> None:
     (held,), (trained,) = of_side("holdout"), of_side("train")
     days = (FROZEN - OPENS).days
     rows = arrived([(held, None, None, 0), (trained, 1, None, 0), *fillers(60)], [(held, 1, None, days)])
@@ -115,14 +115,14 @@ def test_twins_in_the_newest_window_cost_no_training_row() -> None:
     assert not has_near_duplicate_in_training(rows.assign(split=found["split"])).any()
 
 
-def test_no_rows_have_no_splits() -> None:
+def test_split_rows_no_rows() -> None:
     assert split_rows(arrived([]), BY_GROUP).empty and split_rows(arrived([]), BY_TIME).empty
 
 
 @pytest.mark.heavy
 @settings(max_examples=40)
 @given(nights)
-def test_no_night_moves_a_row_into_or_out_of_the_holdout(nights: list[list[Row]]) -> None:
+def test_split_rows_batches_keep_holdout(nights: list[list[Row]]) -> None:
     before: pd.DataFrame | None = None
     for count in range(1, len(nights) + 1):
         rows = arrived(*nights[:count])
@@ -141,7 +141,7 @@ def test_no_night_moves_a_row_into_or_out_of_the_holdout(nights: list[list[Row]]
 @pytest.mark.heavy
 @settings(max_examples=40)
 @given(nights, st.sampled_from([PARAMS, BY_TIME.model_copy(update={"max_component": 0.3})]))
-def test_twins_of_the_holdout_are_not_trained_on(nights: list[list[Row]], params: SplitParams) -> None:
+def test_split_rows_holdout_twins_are_not_trained_on(nights: list[list[Row]], params: SplitParams) -> None:
     """Where everything that they connect is small; only such twins are left out."""
     rows = arrived(*nights)
     found = split_rows(rows, params)
@@ -161,7 +161,7 @@ def test_twins_of_the_holdout_are_not_trained_on(nights: list[list[Row]], params
 @pytest.mark.heavy
 @settings(max_examples=40)
 @given(nights)
-def test_small_components_of_one_batch_are_on_one_side(nights: list[list[Row]]) -> None:
+def test_split_rows_small_components_are_on_one_side(nights: list[list[Row]]) -> None:
     rows = arrived([row for night in nights for row in night])
     found = split_rows(rows, PARAMS)
     small = whole_components(rows) <= PARAMS.max_component * len(rows)

@@ -64,7 +64,7 @@ def off_by(found: list[float], truth: float) -> float:
 
 
 @pytest.mark.parametrize("by", ["thumb", "review"])
-def test_precision_by_verdicts_on_what_was_shown_is_that_of_all_answers(answers: pd.DataFrame, by: str) -> None:
+def test_training_table_propensity_undoes_selection(answers: pd.DataFrame, by: str) -> None:
     all_answers = answers[answers["log"] == 0]
     truth = all_answers.loc[all_answers["confidence"] >= THRESHOLD, "correct"].mean()
     weighted, unweighted, holds = [], [], []
@@ -80,7 +80,7 @@ def test_precision_by_verdicts_on_what_was_shown_is_that_of_all_answers(answers:
     assert off_by(unweighted, truth) > 20 and np.mean(unweighted) > truth + 0.08
 
 
-def test_propensity_counts_on_what_was_shown_alone_and_never_as_a_draw(answers: pd.DataFrame) -> None:
+def test_training_table_propensity_of_shown_answers_only(answers: pd.DataFrame) -> None:
     few = answers[answers["log"] == 0].copy()
     few.loc[few.index[:10], ["display", "propensity"]] = ["shown", 1e-9]
     found = labelled(few, "review")

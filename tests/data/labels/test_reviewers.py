@@ -25,12 +25,12 @@ def panel(answers: int, *flips: float) -> pd.DataFrame:
     )
 
 
-def test_reviewers_of_different_answers_are_not_compared() -> None:
+def test_summarize_reviewer_agreement_no_shared_answers() -> None:
     found = summarize_reviewer_agreement(verdicts((0, "a", True), (1, "b", False)), FEW)
     assert found == ReviewerAgreement(0, None, ())
 
 
-def test_few_shared_answers_are_counted_and_not_judged() -> None:
+def test_summarize_reviewer_agreement_few_answers_only_counts() -> None:
     rows = verdicts((0, "b", True), (0, "a", False), (1, "a", True), (1, "b", True), (2, "a", True))
     assert summarize_reviewer_agreement(rows, FEW) == ReviewerAgreement(
         2, None, (ReviewerPair(("a", "b"), 2, 1, None),)
@@ -38,7 +38,7 @@ def test_few_shared_answers_are_counted_and_not_judged() -> None:
 
 
 @pytest.mark.heavy
-def test_kappa_is_that_of_the_two_reviewers_verdicts_and_the_worst_pair_comes_first() -> None:
+def test_summarize_reviewer_agreement_kappa_worst_pair_first() -> None:
     rows = panel(60, 0.0, 0.1, 0.4)
     found = summarize_reviewer_agreement(rows.sample(frac=1, random_state=1), FEW)
     says = {name: own["label"].tolist() for name, own in rows.groupby("reviewer")}
@@ -52,7 +52,7 @@ def test_kappa_is_that_of_the_two_reviewers_verdicts_and_the_worst_pair_comes_fi
     assert disagreements == sorted(disagreements, reverse=True)
 
 
-def test_reviewers_who_always_say_the_same_have_no_kappa() -> None:
+def test_summarize_reviewer_agreement_constant_labels_no_kappa() -> None:
     rows = verdicts(*[(row, name, True) for row in range(5) for name in "ab"])
     found = summarize_reviewer_agreement(rows, FEW)
     assert found.alpha is None
@@ -60,7 +60,7 @@ def test_reviewers_who_always_say_the_same_have_no_kappa() -> None:
 
 
 @pytest.mark.slow
-def test_alpha_is_krippendorffs() -> None:
+def test_summarize_reviewer_agreement_alpha_is_krippendorff() -> None:
     rows = verdicts((0, "a", True), (0, "b", True), (1, "a", False), (1, "b", False), (2, "a", True), (2, "b", False))
     alone = verdicts((3, "a", True))
     found = summarize_reviewer_agreement(pd.concat([rows, alone]), FEW)
@@ -68,7 +68,7 @@ def test_alpha_is_krippendorffs() -> None:
 
 
 @pytest.mark.slow
-def test_the_list_of_pairs_is_cut() -> None:
+def test_summarize_reviewer_agreement_list_is_cut() -> None:
     rng = np.random.default_rng(0)
     rows = verdicts(*[(row, f"r{name:02d}", bool(rng.random() < 0.5)) for row in range(6) for name in range(30)])
     assert len(summarize_reviewer_agreement(rows, FEW).pairs) == MAX_LISTED

@@ -80,7 +80,7 @@ def table(tables: Tables, labels: LabelParams = FEW, split: SplitParams = BY_GRO
     return build_training_table(*tables, labels, split)
 
 
-def test_the_table_has_its_columns_and_the_right_types() -> None:
+def test_training_table_columns_with_types() -> None:
     frame, summary = table(crowd())
     assert tuple(frame.columns) == COLUMNS
     assert frame["correct"].isin([0, 1]).all() and frame["correct"].dtype == "int64"
@@ -98,7 +98,7 @@ def test_the_table_has_its_columns_and_the_right_types() -> None:
     assert len(json.dumps(summary.to_dict())) < 6000
 
 
-def test_the_counts_add_up() -> None:
+def test_data_card_counts_add_up() -> None:
     tables = crowd()
     frame, summary = table(tables)
     labels = summary.labels
@@ -124,7 +124,7 @@ def test_the_counts_add_up() -> None:
 @pytest.mark.heavy
 @pytest.mark.parametrize("split", [BY_GROUP, BY_TIME], ids=["group", "time"])
 @pytest.mark.parametrize("seed", range(3))
-def test_the_same_rows_in_any_order_are_the_same_bytes(seed: int, split: SplitParams) -> None:
+def test_training_table_is_independent_of_order(seed: int, split: SplitParams) -> None:
     tables = crowd(seed, 900)
     split = few_groups(tables, split)
     frame, summary = table(tables, split=split)
@@ -163,9 +163,7 @@ def disturb(tables: Tables, ids: set[str], seed: int) -> Tables:
 @pytest.mark.parametrize("split", [BY_GROUP, BY_TIME], ids=["group", "time"])
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:crowdkit")
-def test_no_verdict_or_thumb_outside_training_reaches_what_is_trained_on(
-    seed: int, split: SplitParams, model: str
-) -> None:
+def test_training_table_no_leak_into_training(seed: int, split: SplitParams, model: str) -> None:
     tables = crowd(seed, 1500)
     split = few_groups(tables, split)
     params = FEW.model_copy(update={"thumb_model": model})
@@ -188,7 +186,7 @@ def training_ids(tables: Tables, split: SplitParams) -> pd.Series:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("seed", range(4))
-def test_the_holdout_stays_what_it_was_whatever_training_learns_and_whatever_is_said_later(seed: int) -> None:
+def test_training_table_frozen_holdout_never_changes(seed: int) -> None:
     tables = crowd(seed, 900)
     frame, _ = table(tables)
     held = frame[frame["split"] == "holdout"]
@@ -203,7 +201,7 @@ def test_the_holdout_stays_what_it_was_whatever_training_learns_and_whatever_is_
     assert not changed[changed["split"] == "newest"].equals(frame[frame["split"] == "newest"])
 
 
-def test_thumbs_weigh_the_same_until_enough_of_them_are_reviewed() -> None:
+def test_training_table_fixed_weights_below_min_agreement() -> None:
     frame, summary = table(crowd(), LABELS.model_copy(update={"min_agreement": 1000, "max_user_share": 1.0}))
     assert set(frame.loc[frame["source"] == "thumb", "weight"]) == {0.4}
     assert summary.thumbs.weights == "fixed"
@@ -215,7 +213,7 @@ def test_thumbs_weigh_the_same_until_enough_of_them_are_reviewed() -> None:
     assert by_thumb.loc[by_thumb["split"] == "train", "weight"].nunique() > 5
 
 
-def test_no_users_thumbs_weigh_more_than_a_twentieth_in_training() -> None:
+def test_training_table_limits_user_share_in_training() -> None:
     rows, given, judged = crowd()
     given["user"] = np.where(np.arange(len(given)) % 3 == 0, "u1", given["user"])
     free, _ = table((rows, given, judged), FEW.model_copy(update={"max_user_share": 1.0}))
@@ -229,7 +227,7 @@ def test_no_users_thumbs_weigh_more_than_a_twentieth_in_training() -> None:
     assert (both["weight"] <= both["weight_free"]).all() and (both["correct"] == both["correct_free"]).all()
 
 
-def test_thumbs_without_meaning_are_left_out_and_counted() -> None:
+def test_training_table_random_thumbs_are_left_out() -> None:
     rows, given, judged = crowd(1, 2000)
     given["thumb"] = np.random.default_rng(0).choice(["up", "down"], len(given))
     _, summary = table((rows, given, judged))
@@ -237,7 +235,7 @@ def test_thumbs_without_meaning_are_left_out_and_counted() -> None:
     assert summary.thumbs.label_weight["95%"] < 0.15
 
 
-def test_by_time_what_is_asked_about_again_is_left_out_and_counted() -> None:
+def test_training_table_by_time_excludes_repeated_groups() -> None:
     asked = {"early": [0, 1], "both": [2, 20], "window": [21], "after": [50], "early too": [3, 4]}
     rows = [
         interaction(f"{group}-{day}", group=group, asked_at=later(day)) for group, days in asked.items() for day in days
@@ -256,7 +254,7 @@ def _validates(seed: int, group: str) -> bool:
     return hash_to_unit_interval(seed, group) < BY_TIME.validation
 
 
-def test_twins_of_the_holdout_are_left_out_or_marked() -> None:
+def test_training_table_near_duplicates_of_holdout() -> None:
     """A later twin is left out; a twin in a group that is too large to join stays, and the hold-out row is marked."""
     names = [f"g{n}" for n in range(200)]
     held = [name for name in names if hash_to_unit_interval(BY_GROUP.seed, name) < BY_GROUP.holdout]
@@ -287,13 +285,13 @@ def test_twins_of_the_holdout_are_left_out_or_marked() -> None:
     assert summary.labels.excluded == 1
 
 
-def test_thumbs_against_reviewers_are_marked_and_counted() -> None:
+def test_training_table_marks_thumbs_against_reviewers() -> None:
     frame, summary = table(crowd())
     assert summary.conflicts.thumbs_against_reviewers == frame["thumbs_disagree"].sum() > 0
     assert (frame.loc[frame["thumbs_disagree"], "source"] == "review").all()
 
 
-def test_rows_on_unknown_answers_are_not_looked_at() -> None:
+def test_training_table_ignores_unknown_answers() -> None:
     rows, given, judged = crowd()
     frame, _ = table((rows, given, judged))
     strays = [part.assign(interaction_id="nobody-asked-this") for part in (given, judged)]
@@ -301,14 +299,14 @@ def test_rows_on_unknown_answers_are_not_looked_at() -> None:
     pd.testing.assert_frame_equal(again, frame)
 
 
-def test_an_answer_that_is_there_twice_is_named() -> None:
+def test_training_table_duplicate_interaction_raises() -> None:
     rows, given, judged = crowd()
     with pytest.raises(AbstainError, match="^interaction 'q-[0-9]{4}' is in data/ twice: remove one of its rows$"):
         table((pd.concat([rows, rows.tail(1)]), given, judged))
 
 
 @pytest.mark.parametrize("typed", [True, False], ids=["typed", "untyped"])
-def test_without_rows_the_first_split_that_lacks_them_is_named(typed: bool) -> None:
+def test_training_table_without_labels_raises(typed: bool) -> None:
     tables = tuple(part.head(0) for part in crowd()) if typed else (interactions([]), thumbs([]), reviews([]))
     with pytest.raises(AbstainError, match="no labelled rows in the split 'train'"):
         table(tables)  # type: ignore[arg-type]
@@ -317,7 +315,7 @@ def test_without_rows_the_first_split_that_lacks_them_is_named(typed: bool) -> N
         table((rows, tables[1], tables[2]))
 
 
-def test_reviews_alone_and_thumbs_alone_are_enough() -> None:
+def test_training_table_needs_only_one_kind_of_feedback() -> None:
     rows, given, judged = crowd()
     by_reviewer, _ = table((rows, thumbs([]), judged))
     assert set(by_reviewer["source"]) == {"review"} and not by_reviewer["thumbs_disagree"].any()
@@ -339,7 +337,7 @@ def sample() -> Tables:
 
 
 @pytest.mark.slow
-def test_the_samples_labels_are_its_experts_and_its_thumbs(sample: Tables) -> None:
+def test_data_card_sample_label_counts(sample: Tables) -> None:
     frame, summary = build_training_table(*sample, LABELS, BY_GROUP)
     assert asdict(summary.labels) == {
         "reviewed": 583,
@@ -357,7 +355,7 @@ def test_the_samples_labels_are_its_experts_and_its_thumbs(sample: Tables) -> No
 
 
 @pytest.mark.slow
-def test_on_the_sample_the_estimate_is_near_the_truth_that_only_its_writer_knows(sample: Tables) -> None:
+def test_data_card_sample_estimates_cover_truth(sample: Tables) -> None:
     """Its reviews are drawn unevenly, its thumbs are noisy copies of its judgements, and some judgements are not in it."""
     truth = {one.question.question_id: one.review.fit_to_show for one in read_answered_questions(build_handbook())}
     trained = sample[1][sample[1]["interaction_id"].isin(training_ids(sample, BY_GROUP))]
@@ -381,7 +379,7 @@ def test_on_the_sample_the_estimate_is_near_the_truth_that_only_its_writer_knows
 
 
 @pytest.mark.slow
-def test_on_the_sample_a_user_and_a_reviewers_batch_that_are_turned_round_are_named(sample: Tables) -> None:
+def test_data_card_sample_names_flipped_user_with_batch(sample: Tables) -> None:
     rows, given, judged = (frame.copy() for frame in sample)
     judged["batch"] = np.where(np.arange(len(judged)) < len(judged) // 2, "000001", "000002")
     _, before = build_training_table(rows, given, judged, LABELS, BY_GROUP)

@@ -29,7 +29,7 @@ def of_users(rows: list[Vote], weight: pd.Series) -> pd.Series:
     return weight.groupby([user for _, user, _ in rows]).sum()
 
 
-def test_a_user_of_a_thousand_thumbs_weighs_a_twentieth_and_the_others_what_they_weighed() -> None:
+def test_cap_user_weights_dominant_user_is_cut() -> None:
     rows = alone(1000, *[1] * 100)
     weight, largest = limited(rows)
     of = of_users(rows, weight)
@@ -39,14 +39,14 @@ def test_a_user_of_a_thousand_thumbs_weighs_a_twentieth_and_the_others_what_they
     assert (largest.n_users, largest.before, largest.after) == (101, pytest.approx(1000 / 1100), pytest.approx(0.05))
 
 
-def test_several_users_above_the_limit_are_cut_to_it_together() -> None:
+def test_cap_user_weights_several_users_are_cut() -> None:
     rows = alone(*[500] * 10, *[1] * 100)
     of = of_users(rows, limited(rows)[0])
     assert of[:10].to_numpy() == pytest.approx(0.05 * of.sum())
     assert (of[10:] == 0.4).all()
 
 
-def test_fewer_than_twenty_users_have_equal_shares_and_one_has_all() -> None:
+def test_cap_user_weights_few_users_have_equal_shares() -> None:
     rows = alone(50, 20, 10)
     weight, largest = limited(rows)
     assert of_users(rows, weight).to_numpy() == pytest.approx([4.0, 4.0, 4.0])
@@ -54,14 +54,14 @@ def test_fewer_than_twenty_users_have_equal_shares_and_one_has_all() -> None:
     assert limited(alone(7))[0].tolist() == [0.4] * 7
 
 
-def test_without_a_limit_and_within_it_nothing_changes() -> None:
+def test_cap_user_weights_within_limit_is_unchanged() -> None:
     assert (limited(alone(1000, 1), limit=1.0)[0] == 0.4).all()
     assert (limited(alone(*[5] * 40))[0] == 0.4).all()
     weight, largest = limited([])
     assert weight.empty and largest.n_users == 0
 
 
-def test_a_weight_belongs_to_those_whose_thumbs_are_for_the_label() -> None:
+def test_cap_user_weights_only_supporters_share() -> None:
     rows = [(0, 1, True), (0, 2, True), (0, 3, False), (1, 2, True)]
     weight, largest = limited(rows, limit=0.6)
     assert largest.n_users == 2  # user 3 was outvoted
@@ -70,7 +70,7 @@ def test_a_weight_belongs_to_those_whose_thumbs_are_for_the_label() -> None:
     assert limited(rows, limit=0.6, correct=False)[1] == LargestUserShare(1, 1.0, 1.0, 1.0)
 
 
-def test_an_anonymous_thumb_is_a_user_of_its_own() -> None:
+def test_cap_user_weights_anonymous_thumb_is_own_user() -> None:
     rows = [(row, 0, True) for row in range(40)] + [(40 + row, 1, True) for row in range(40)]
     weight, largest = limited(rows)
     assert largest.n_users == 41
@@ -78,7 +78,7 @@ def test_an_anonymous_thumb_is_a_user_of_its_own() -> None:
     assert weight[40:].sum() == pytest.approx(0.05 * weight.sum())
 
 
-def test_a_user_of_contrary_evidence_made_the_label_that_contradicts_the_thumb() -> None:
+def test_cap_user_weights_contrary_user_supports_label() -> None:
     given = votes((0, 1, True))
     labels = pd.DataFrame({"label": [False], "weight": [0.3]})
     weight, largest = cap_user_weights(given, np.array([-2.0]), labels, 0.05)
@@ -89,7 +89,7 @@ def test_a_user_of_contrary_evidence_made_the_label_that_contradicts_the_thumb()
     st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30), st.booleans()), max_size=200),
     st.floats(0.01, 1),
 )
-def test_no_share_exceeds_the_limit_and_no_weight_grows(rows: list[Vote], limit: float) -> None:
+def test_cap_user_weights_never_exceeds_limit(rows: list[Vote], limit: float) -> None:
     given = votes(*rows)
     chosen = sorted(set(given["row"]))
     rng = np.random.default_rng(len(rows))

@@ -30,7 +30,7 @@ def add(folder: Path, rows: Iterable[StoredRow], files: dict[str, bytes] | None 
     return index
 
 
-def test_what_is_written_is_read_again_in_order_of_arrival(tmp_path: Path) -> None:
+def test_data_store_reads_rows_in_order_of_arrival(tmp_path: Path) -> None:
     add(tmp_path / "data", FIRST, {"documents/fees.md": markdown().encode()})
     add(tmp_path / "data", SECOND)
     store = DataStore(tmp_path / "data")
@@ -41,7 +41,7 @@ def test_what_is_written_is_read_again_in_order_of_arrival(tmp_path: Path) -> No
     assert store.read_interactions(["a"]) == [FIRST[1]]
 
 
-def test_a_batch_adds_parts_and_touches_no_other_file(tmp_path: Path) -> None:
+def test_staged_batch_adds_parts_only(tmp_path: Path) -> None:
     add(tmp_path / "data", FIRST)
     before = bytes_of(tmp_path / "data")
     tables = {"interactions/000001.jsonl", "feedback/000001.jsonl"}
@@ -56,7 +56,7 @@ def test_a_batch_adds_parts_and_touches_no_other_file(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["data"], "nothing is left beside it"
 
 
-def test_a_batch_that_is_not_published_leaves_nothing(tmp_path: Path) -> None:
+def test_staged_batch_unpublished_leaves_nothing(tmp_path: Path) -> None:
     add(tmp_path / "data", FIRST)
     before, store = bytes_of(tmp_path), DataStore(tmp_path / "data")
     with pytest.raises(KeyboardInterrupt), StagedBatch(store) as staging:
@@ -66,9 +66,7 @@ def test_a_batch_that_is_not_published_leaves_nothing(tmp_path: Path) -> None:
     assert bytes_of(tmp_path) == before
 
 
-def test_what_is_referred_to_is_moved_in_first_and_where_a_source_was_left_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_publish_moves_referenced_files_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, replace, moved = tmp_path / "data", Path.replace, list[str]()
 
     def seen(self: Path, target: Path) -> Path:
@@ -83,7 +81,7 @@ def test_what_is_referred_to_is_moved_in_first_and_where_a_source_was_left_last(
     assert moved == [*tables, "batches.jsonl", "sources"]
 
 
-def test_only_the_named_files_are_published(tmp_path: Path) -> None:
+def test_publish_named_files_only(tmp_path: Path) -> None:
     store = DataStore(tmp_path / "data")
     with StagedBatch(store) as staging:
         staging.append([make_record(FIRST[0])], KeyIndex())
@@ -92,7 +90,7 @@ def test_only_the_named_files_are_published(tmp_path: Path) -> None:
     assert set(bytes_of(tmp_path / "data")) == {"quarantine/x.jsonl"}
 
 
-def test_the_index_knows_every_row_and_can_read_it_again(tmp_path: Path) -> None:
+def test_key_index_finds_every_row(tmp_path: Path) -> None:
     while_writing = add(tmp_path / "data", FIRST)
     add(tmp_path / "data", SECOND)
     index = DataStore(tmp_path / "data").build_key_index()
@@ -106,7 +104,7 @@ def test_the_index_knows_every_row_and_can_read_it_again(tmp_path: Path) -> None
     assert index.get_asked_at("nobody") is None
 
 
-def test_rows_are_told_apart_by_what_they_are(tmp_path: Path) -> None:
+def test_make_record_identity_by_contract(tmp_path: Path) -> None:
     rows = [
         *FIRST,
         *SECOND,
@@ -126,7 +124,7 @@ def test_rows_are_told_apart_by_what_they_are(tmp_path: Path) -> None:
     assert same == {(5, 0), (7, 6), (11, 3)}, "strangers' thumbs are two, a user's of one moment are one"
 
 
-def test_a_missing_folder_has_no_rows(tmp_path: Path) -> None:
+def test_data_store_missing_folder_has_no_rows(tmp_path: Path) -> None:
     store = DataStore(tmp_path / "nowhere")
     assert not [
         *store.iter_rows(Interaction),
@@ -140,14 +138,14 @@ def test_a_missing_folder_has_no_rows(tmp_path: Path) -> None:
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_stages_are_told_what_to_do_about_empty_data(tmp_path: Path) -> None:
+def test_require_interactions_empty_store_raises(tmp_path: Path) -> None:
     with pytest.raises(AbstainError, match=r"^no interactions in data/: run `abstain ingest FILE...` first$"):
         DataStore(tmp_path).require_interactions()
     add(tmp_path / "data", FIRST)
     assert list(DataStore(tmp_path / "data").require_interactions().iter_rows(Interaction)) == list(FIRST[:2])
 
 
-def test_frames_hold_the_columns_of_all_parts(tmp_path: Path) -> None:
+def test_read_frames_columns_of_all_parts(tmp_path: Path) -> None:
     add(tmp_path / "data", FIRST)
     add(tmp_path / "data", (*SECOND, interaction("c", group="g", product="cards")))
     frames = read_frames(DataStore(tmp_path / "data"))
@@ -168,7 +166,7 @@ def test_frames_hold_the_columns_of_all_parts(tmp_path: Path) -> None:
         ("[]", "line 2: row: "),
     ],
 )
-def test_a_broken_stored_row_is_named_by_file_and_line(tmp_path: Path, line: str, message: str) -> None:
+def test_iter_rows_broken_row_names_line(tmp_path: Path, line: str, message: str) -> None:
     part = tmp_path / "feedback" / "000001.jsonl"
     part.parent.mkdir()
     part.write_text(f"{feedback().to_json_line()}\n{line}\n", encoding="utf-8")
@@ -179,20 +177,20 @@ def test_a_broken_stored_row_is_named_by_file_and_line(tmp_path: Path, line: str
             DataStore(tmp_path).build_key_index()
 
 
-def test_stored_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
+def test_iter_rows_invalid_utf8_names_line(tmp_path: Path) -> None:
     (tmp_path / "reviews").mkdir()
     (tmp_path / "reviews" / "000001.jsonl").write_bytes(b'{"interaction_id": "\xff"}\n')
     with pytest.raises(AbstainError, match=r"000001.jsonl line 1: not valid UTF-8 \(byte 21\)"):
         list(DataStore(tmp_path).iter_rows(Review))
 
 
-def test_a_renamed_document_is_named(tmp_path: Path) -> None:
+def test_read_documents_renamed_file_raises(tmp_path: Path) -> None:
     add(tmp_path / "data", FIRST, {"documents/tariff.md": markdown().encode()})
     with pytest.raises(AbstainError, match=r"rename it to fees\.md"):
         list(read_documents(DataStore(tmp_path / "data").list_document_files()))
 
 
-def test_html_documents_are_kept_as_they_came(tmp_path: Path) -> None:
+def test_read_documents_html_is_unchanged(tmp_path: Path) -> None:
     page = (
         b'<html><head><title>Fees</title><meta name="doc_id" content="fees">'
         b'<meta name="updated_at" content="2026-08-01T00:00:00Z"></head><body><h1>Card</h1><p>No fee.</p></body></html>'
@@ -202,14 +200,14 @@ def test_html_documents_are_kept_as_they_came(tmp_path: Path) -> None:
     assert isinstance(document, Document) and document == parse_document(page, "fees.html", "html")
 
 
-def test_blank_lines_and_odd_line_breaks(tmp_path: Path) -> None:
+def test_read_lines_skips_blank_lines(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes('\n  \n{"a": "x\u2028y"}\n{"b": 1}'.encode())
     found = list(read_lines(tmp_path / "a.jsonl"))
     assert [text for _, text in found] == ['{"a": "x\u2028y"}'.encode(), b'{"b": 1}']
     assert [offset for offset, _ in found] == [4, 4 + len(found[0][1]) + 1]
 
 
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_atomically_failure_keeps_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "rows.jsonl"
     write_atomically(path, b"old\n")
 
@@ -223,6 +221,6 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("doc_id", ["../fees", "a/b", ".hidden", "a#b", "a b", "x" * 129, "é"])
-def test_document_ids_that_cannot_name_a_file(doc_id: str) -> None:
+def test_explain_invalid_file_name_examples(doc_id: str) -> None:
     assert "cannot name a file" in str(explain_invalid_file_name(doc_id))
     assert explain_invalid_file_name("cards-gold.v2") is None

@@ -36,12 +36,12 @@ def profile_of(batch: Sequence[Record]) -> Profile:
 
 
 @given(st.integers(0, 10**7))
-def test_a_length_lies_between_its_class_and_half_an_octave_above(length: int) -> None:
+def test_get_length_bin_is_half_octave(length: int) -> None:
     lower = int(get_length_bin(length))
     assert lower <= length < max(2**0.5 * lower, 1)
 
 
-def test_lengths_and_languages_are_counted() -> None:
+def test_profiler_counts_lengths_with_languages() -> None:
     german = "Wie hoch ist die Jahresgebühr der Karte, und wann wird sie abgebucht?"
     profile = profile_of([*lines(3), *lines(2, german)[1:]])
     assert profile.rows == 4
@@ -51,7 +51,7 @@ def test_lengths_and_languages_are_counted() -> None:
     assert set(profile.counts) == {*LENGTHS, *LANGUAGES}
 
 
-def test_the_sample_of_texts_is_the_same_in_any_order_and_bounded() -> None:
+def test_profiler_sample_is_bounded_in_any_order() -> None:
     rows = [
         *lines(MAX_LANGUAGE_SAMPLES),
         *(
@@ -73,7 +73,7 @@ def test_the_sample_of_texts_is_the_same_in_any_order_and_bounded() -> None:
 
 
 @given(PROFILES, PROFILES, PROFILES)
-def test_profiles_add_up_in_any_order(one: Profile, two: Profile, three: Profile) -> None:
+def test_profile_addition_is_commutative(one: Profile, two: Profile, three: Profile) -> None:
     assert (one + two) + three == one + (two + three)
     assert one + two == two + one
     assert one + Profile() == one
@@ -81,10 +81,10 @@ def test_profiles_add_up_in_any_order(one: Profile, two: Profile, three: Profile
 
 
 @pytest.mark.parametrize("text", ["", "12345", "\x00\ud800", "?!"])
-def test_what_is_in_no_language_is_undetermined(text: str) -> None:
+def test_detect_language_without_words_is_und(text: str) -> None:
     assert detect_language(text) == "und"
 
 
-def test_an_empty_batch_has_a_profile() -> None:
+def test_profiler_empty_batch() -> None:
     assert profile_of([]).rows == 0
     assert isinstance(lines(1)[0].row, Interaction)

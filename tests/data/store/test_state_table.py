@@ -57,7 +57,7 @@ def file(tmp_path: Path) -> Path:
     st.integers(1, 9),
     st.randoms(use_true_random=False),
 )
-def test_rows_of_any_order_are_read_back_and_are_numpy_arrays(
+def test_write_table_round_trip_as_numpy_arrays(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], dtype: torch.dtype, model: str, width: int, random
 ) -> None:
     file = tmp_path_factory.mktemp("table") / "features.npy"
@@ -76,7 +76,7 @@ def test_rows_of_any_order_are_read_back_and_are_numpy_arrays(
     assert states.dtype == bits and torch.equal(torch.from_numpy(states).view(dtype), torch.cat(rows))
 
 
-def test_rows_are_had_by_number_by_slice_and_by_choice(file: Path) -> None:
+def test_state_table_index_slice_or_list(file: Path) -> None:
     rows = ragged(LENGTHS)
     table = StateTable(write(file, rows))
     assert len(table) == 6
@@ -90,7 +90,7 @@ def test_rows_are_had_by_number_by_slice_and_by_choice(file: Path) -> None:
         table.read_rows([6])
 
 
-def test_a_subset_is_a_table_of_its_own(file: Path) -> None:
+def test_state_table_subset(file: Path) -> None:
     rows = ragged(LENGTHS)
     table = StateTable(write(file, rows))
     chosen = table.subset(np.array([3, 0, 2]))
@@ -102,14 +102,14 @@ def test_a_subset_is_a_table_of_its_own(file: Path) -> None:
     assert len(chosen.subset([])) == 0
 
 
-def test_a_row_that_is_changed_does_not_change_the_file(file: Path) -> None:
+def test_state_table_rows_are_copies(file: Path) -> None:
     rows = ragged(LENGTHS)
     table = StateTable(write(file, rows))
     table[0].zero_()
     assert same(list(table), rows)
 
 
-def test_empty_rows_need_not_come(file: Path, tmp_path: Path) -> None:
+def test_write_table_empty_rows_are_optional(file: Path, tmp_path: Path) -> None:
     rows = ragged(LENGTHS)
     sparse = write(file, rows, [5, 3, 0, 2])
     assert sparse.read_bytes() == write(tmp_path / "whole", rows).read_bytes()
@@ -117,7 +117,7 @@ def test_empty_rows_need_not_come(file: Path, tmp_path: Path) -> None:
     assert [tuple(row.shape) for row in nothing] == [(0, D), (0, D)]
 
 
-def test_rows_that_do_not_lie_in_one_piece_are_written_as_they_are(file: Path) -> None:
+def test_write_table_noncontiguous_rows(file: Path) -> None:
     wide = torch.randn(3, 2 * D)
     write_table(file, [3, D], 3, torch.float32, [(1, torch.ones(3, D).T), (0, wide[:, 1:4])], "m")
     table = StateTable(file)
@@ -136,7 +136,7 @@ def test_rows_that_do_not_lie_in_one_piece_are_written_as_they_are(file: Path) -
         ([(1, torch.zeros(2, D, dtype=torch.bfloat16))], "of torch.bfloat16, not .* of torch.float32"),
     ],
 )
-def test_rows_that_do_not_fit_are_errors_and_leave_the_old_file(
+def test_write_table_misfit_row_raises_keeps_old_file(
     file: Path, arriving: list[tuple[int, Tensor]], problem: str
 ) -> None:
     before = write(file, ragged(LENGTHS)).read_bytes()
@@ -146,14 +146,14 @@ def test_rows_that_do_not_fit_are_errors_and_leave_the_old_file(
     assert file.read_bytes() == before
 
 
-def test_a_dtype_that_has_no_place_is_an_error(file: Path) -> None:
+def test_write_table_other_dtype_raises(file: Path) -> None:
     with pytest.raises(ValueError, match="torch.float64 have no place in the table: torch.bfloat16 or torch.float32"):
         write(file, ragged(LENGTHS, torch.float64))
     assert not file.parent.exists()
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), AbstainError(Code.NO_MODEL, "no model"), OSError()], ids=repr)
-def test_nothing_is_left_when_the_rows_end_early(file: Path, error: BaseException) -> None:
+def test_write_table_failing_rows_leave_nothing(file: Path, error: BaseException) -> None:
     def broken() -> Iterator[tuple[int, Tensor]]:
         yield 0, torch.zeros(2, D)
         raise error
@@ -164,7 +164,9 @@ def test_nothing_is_left_when_the_rows_end_early(file: Path, error: BaseExceptio
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_full_disk_is_an_error_before_the_first_row(file: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_write_table_full_disk_raises_before_first_row(
+    file: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     def full(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
@@ -181,7 +183,7 @@ def test_full_disk_is_an_error_before_the_first_row(file: Path, monkeypatch: pyt
     assert list(file.parent.iterdir()) == []
 
 
-def test_the_whole_size_is_reserved(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_table_reserves_size(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reserved: list[int] = []
     monkeypatch.setattr(os, "posix_fallocate", lambda _descriptor, _start, size: reserved.append(size))
     assert reserved == [write(file, ragged(LENGTHS)).stat().st_size]
@@ -189,7 +191,7 @@ def test_the_whole_size_is_reserved(file: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("call", ["pwrite", "fsync"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_disk_that_fills_up_later_is_named_too(
+def test_write_table_disk_filling_up_raises(
     file: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
 ) -> None:
     def full(*_: object) -> None:
@@ -205,7 +207,7 @@ def test_a_disk_that_fills_up_later_is_named_too(
 
 
 @pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.EINVAL])
-def test_short_writes_without_reservation_give_the_same_file(
+def test_write_table_short_writes_give_same_file(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     expected = write(tmp_path / "plain", ragged(LENGTHS)).read_bytes()
@@ -219,7 +221,7 @@ def test_short_writes_without_reservation_give_the_same_file(
     assert write(file, ragged(LENGTHS)).read_bytes() == expected
 
 
-def test_a_full_disk_elsewhere_is_not_blamed_on_this_one(file: Path) -> None:
+def test_write_table_full_disk_elsewhere_is_passed_on(file: Path) -> None:
     def broken() -> Iterator[tuple[int, Tensor]]:
         yield 0, torch.zeros(2, D)
         raise OSError(errno.ENOSPC, "the cache's disk is full")
@@ -228,7 +230,7 @@ def test_a_full_disk_elsewhere_is_not_blamed_on_this_one(file: Path) -> None:
         write_table(file, [2, 2], D, torch.float32, broken(), "m")
 
 
-def test_what_a_killed_run_left_is_overwritten(file: Path) -> None:
+def test_write_table_overwrites_scratch_file(file: Path) -> None:
     file.parent.mkdir()
     file.with_name(f".{file.name}.part").write_bytes(bytes(10_000))
     rows = ragged(LENGTHS)
@@ -236,7 +238,7 @@ def test_what_a_killed_run_left_is_overwritten(file: Path) -> None:
     assert list(file.parent.iterdir()) == [file]
 
 
-def test_a_table_reads_the_file_that_it_opened(file: Path) -> None:
+def test_state_table_reads_opened_file(file: Path) -> None:
     rows = ragged(LENGTHS)
     table = StateTable(write(file, rows))
     write(file, [-row for row in rows])
@@ -281,7 +283,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_file_is_an_error_with_a_remedy(file: Path, damage: str) -> None:
+def test_state_table_damaged_file_raises(file: Path, damage: str) -> None:
     whole = write(file, ragged(LENGTHS)).read_bytes()
     file.write_bytes(DAMAGE[damage](whole))
     assert file.read_bytes() != whole
@@ -289,7 +291,7 @@ def test_a_damaged_file_is_an_error_with_a_remedy(file: Path, damage: str) -> No
         StateTable(file)
 
 
-def test_a_file_that_is_cut_while_it_is_open_is_an_error_too(file: Path) -> None:
+def test_state_table_file_cut_while_open_raises(file: Path) -> None:
     table = StateTable(write(file, ragged(LENGTHS)))
     os.truncate(file, file.stat().st_size - 8)
     assert torch.equal(table[0], ragged(LENGTHS)[0])
@@ -297,7 +299,7 @@ def test_a_file_that_is_cut_while_it_is_open_is_an_error_too(file: Path) -> None
         table[5]
 
 
-def test_a_file_that_is_not_there_is_an_error_with_a_remedy(file: Path) -> None:
+def test_state_table_missing_file_raises(file: Path) -> None:
     with pytest.raises(AbstainError, match="features.npy is missing: run `abstain retrain`$"):
         StateTable(file)
 
@@ -353,7 +355,7 @@ print(json.dumps({"size": file.stat().st_size, "wrote": wrote - start, "walked":
 
 @pytest.mark.heavy
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not say what is resident")
-def test_memory_is_bounded_by_the_batch_and_not_by_the_file(tmp_path: Path) -> None:
+def test_state_table_memory_is_bounded_by_batch(tmp_path: Path) -> None:
     """In a process of its own: what is resident, looked at after every row, with the file's mapped pages counted."""
     done = subprocess.run(
         [sys.executable, "-c", WALK, str(tmp_path / "big")], capture_output=True, text=True, timeout=300, check=False
@@ -368,7 +370,7 @@ def test_memory_is_bounded_by_the_batch_and_not_by_the_file(tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="the system does not say what is read")
-def test_rows_that_are_far_apart_are_read_from_disk_without_what_lies_between(tmp_path: Path) -> None:
+def test_state_table_reads_only_requested_rows(tmp_path: Path) -> None:
     """Training reads rows in a random order: what a map reads around every missing page would be most of the file."""
 
     def read() -> int:

@@ -20,19 +20,19 @@ def profile(rows: int, **changed: dict[str, int]) -> Profile:
 
 
 @given(COUNTS, COUNTS)
-def test_the_index_is_symmetric_and_never_negative(one: dict[str, int], two: dict[str, int]) -> None:
+def test_compute_stability_index_is_symmetric(one: dict[str, int], two: dict[str, int]) -> None:
     assert compute_stability_index(one, two) == pytest.approx(compute_stability_index(two, one))
     assert compute_stability_index(one, two) >= 0
     assert compute_stability_index(one, one) == 0
 
 
-def test_the_index_is_the_textbook_one_where_samples_are_large() -> None:
+def test_compute_stability_index_large_samples() -> None:
     newest, previous = {"a": 600_000, "b": 400_000}, {"a": 500_000, "b": 500_000}
     assert compute_stability_index(newest, previous) == pytest.approx(0.1 * 0.18232 + 0.1 * 0.22314, abs=1e-4)
     assert compute_stability_index({}, previous) == 0
 
 
-def test_chance_alone_is_no_shift_and_a_new_language_is() -> None:
+def test_compute_stability_index_ignores_chance() -> None:
     rng = random.Random(3)
     classes = [str(at) for at in range(10)]
     indices = [
@@ -44,7 +44,7 @@ def test_chance_alone_is_no_shift_and_a_new_language_is() -> None:
     assert compute_stability_index({"en": 995, "de": 5}, {"en": 1_000}) < 0.1
 
 
-def test_small_batches_are_judged_together_with_those_before() -> None:
+def test_select_newest_and_previous_joins_small_batches() -> None:
     batches = [profile(rows) for rows in (100, 30, 10, 20, 30)]
     found = select_newest_and_previous(batches, 50)
     assert found is not None
@@ -54,7 +54,7 @@ def test_small_batches_are_judged_together_with_those_before() -> None:
 
 
 @pytest.mark.slow
-def test_drift_is_a_warning_that_says_what_has_shifted_and_how_far() -> None:
+def test_validate_drift_new_language_is_warning() -> None:
     german = profile(100, question_language={"en": 50, "de": 50})
     result = validate_drift([profile(900, question_language={"en": 900}), german], QUALITY)
     assert result.success and result.rows == {"drift": 5}
@@ -69,7 +69,7 @@ def test_drift_is_a_warning_that_says_what_has_shifted_and_how_far() -> None:
     assert figures.newest["question language"] == {"en": 50, "de": 50}
 
 
-def test_one_batch_is_not_judged_and_that_is_said() -> None:
+def test_validate_drift_one_batch_is_not_judged() -> None:
     result = validate_drift([profile(900)], QUALITY)
     assert result.success and result.drift is None
     assert result.all_notes == (

@@ -48,7 +48,7 @@ def validated(
     return validate_training(frame, digests, left_out, contradicting, QUALITY)
 
 
-def test_texts_are_equal_when_their_words_are() -> None:
+def test_compute_text_digest_depends_on_words_only() -> None:
     one = interaction(question="What is the fee?", answer="It's 5 €.")
     assert compute_text_digest(one) == compute_text_digest(
         interaction("other", question="what is  the FEE", answer="it's 5 €!")
@@ -65,13 +65,13 @@ def test_texts_are_equal_when_their_words_are() -> None:
 
 
 @given(st.text(min_size=1), st.text(min_size=1))
-def test_any_text_has_a_digest_of_64_bits(question: str, answer: str) -> None:
+def test_compute_text_digest_has_64_bits(question: str, answer: str) -> None:
     row = interaction().model_copy(update={"question": question, "answer": answer})
     assert -(2**63) <= compute_text_digest(row) < 2**63
 
 
 @pytest.mark.slow
-def test_a_sound_table_passes_and_its_figures_are_kept() -> None:
+def test_validate_training_sound_table_passes() -> None:
     result = validated(table())
     assert result.success and result.warnings == ()
     assert result.rows == {"labels": 160, "splits": 5, "people": 3}
@@ -80,7 +80,7 @@ def test_a_sound_table_passes_and_its_figures_are_kept() -> None:
 
 
 @pytest.mark.slow
-def test_a_group_on_two_sides_is_an_error_that_names_it() -> None:
+def test_validate_training_straddling_group_is_error() -> None:
     result = validated(table(group=["g-80", "g-40"]))  # of the hold-out, and of validation
     rule = "a group may be on one side only (split.by, split.seed)"
     held_out = f"group: 'g-80' in the hold-out and train: {rule}"
@@ -94,7 +94,7 @@ def test_a_group_on_two_sides_is_an_error_that_names_it() -> None:
 
 
 @pytest.mark.slow
-def test_the_newest_window_has_the_holdouts_groups_and_excluded_rows_are_nowhere() -> None:
+def test_validate_training_newest_shares_holdout_groups() -> None:
     frame = table()
     frame.loc[120, "group"] = "g-80"
     frame.loc[0, ["group", "split"]] = ["g-80", "excluded"]
@@ -103,7 +103,7 @@ def test_the_newest_window_has_the_holdouts_groups_and_excluded_rows_are_nowhere
 
 
 @pytest.mark.slow
-def test_a_holdout_that_is_trained_on_word_for_word_is_an_error() -> None:
+def test_validate_training_leaked_holdout_is_error() -> None:
     result = validated(table(), i_80="i-0", i_81="i-41", i_120="i-1")
     (check,) = result.errors
     assert check.column == "leaked_share"
@@ -118,7 +118,7 @@ def test_a_holdout_that_is_trained_on_word_for_word_is_an_error() -> None:
 
 
 @pytest.mark.slow
-def test_near_duplicates_in_training_are_a_warning() -> None:
+def test_validate_training_near_duplicates_are_warning() -> None:
     result = validated(table(duplicate_in_training=[False] * 80 + [True] * 5), left_out=1234)
     assert result.success
     assert result.notes == ("1,234 near-duplicates of hold-out answers are left out of training",)
@@ -129,7 +129,7 @@ def test_near_duplicates_in_training_are_a_warning() -> None:
 
 
 @pytest.mark.slow
-def test_what_makes_the_figures_less_trustworthy_is_a_warning() -> None:
+def test_validate_training_poor_labels_are_warnings() -> None:
     result = validated(
         table(
             correct=[1] * 40,
@@ -148,7 +148,7 @@ def test_what_makes_the_figures_less_trustworthy_is_a_warning() -> None:
 
 
 @pytest.mark.slow
-def test_who_contradicts_the_others_is_a_warning_with_a_code_of_its_own() -> None:
+def test_validate_training_contradiction_is_warning() -> None:
     person = Contradiction("reviewer r-1", "000002", 45, 41, 3, 1e-9, "reviewer r-01234567 in batch 000002: 41 of 45")
     result = validated(table(), contradicting=Contradictions(3, (person,)))
     assert result.success and result.rows["people"] == 3
@@ -158,7 +158,7 @@ def test_who_contradicts_the_others_is_a_warning_with_a_code_of_its_own() -> Non
 
 
 @pytest.mark.slow
-def test_a_handful_of_answers_is_shown_and_not_judged() -> None:
+def test_validate_training_few_answers_are_not_judged() -> None:
     result = validated(table(4, correct=[1] * 16, source=["thumb"] * 16))
     assert result.success and result.warnings == ()
     assert result.splits[3] == SplitLabels("holdout", 4, 4, 0)

@@ -50,7 +50,7 @@ RESULTS = st.lists(
 
 
 @given(RESULTS)
-def test_a_merged_result_has_the_counts_of_all(results: list[ValidationResult]) -> None:
+def test_merge_adds_counts(results: list[ValidationResult]) -> None:
     merged = ValidationResult.merge(results)
     assert sum(merged.rows.values()) == sum(sum(one.rows.values()) for one in results)
     assert sum(c.failed_rows for c in merged.checks) == sum(c.failed_rows for one in results for c in one.checks)
@@ -62,7 +62,7 @@ def test_a_merged_result_has_the_counts_of_all(results: list[ValidationResult]) 
     assert ValidationResult.merge([merged]) == merged
 
 
-def test_a_merged_result_keeps_the_reasons_of_the_first_rows_only() -> None:
+def test_merge_keeps_first_reasons() -> None:
     many = {f"interactions/{at:05d}": (EMPTY,) for at in range(MAX_LISTED_ROWS)}
     first = ValidationResult({"interactions": MAX_LISTED_ROWS}, reasons=many)
     more = ValidationResult({"interactions": 3}, reasons={f"interactions/x{at}": (EMPTY,) for at in range(3)})
@@ -72,7 +72,7 @@ def test_a_merged_result_keeps_the_reasons_of_the_first_rows_only() -> None:
     assert merged.all_notes == ("feedback: no rows, the suite was skipped",)
 
 
-def test_a_name_of_several_lines_breaks_no_page() -> None:
+def test_validation_report_multiline_name_is_one_line() -> None:
     check = found("interactions", "text", ["a\n# b | c"])
     page, _ = validation_report(result(check), "a run")
     assert "\n# b" not in page
@@ -80,13 +80,13 @@ def test_a_name_of_several_lines_breaks_no_page() -> None:
     assert result(check).describe_first_failure() == "interactions/a # b | c first: text: this field is empty"
 
 
-def test_a_warning_on_rows_is_counted_and_one_on_figures_is_told() -> None:
+def test_format_warnings_counts_rows() -> None:
     both = result(found("interactions", "text", ["a", "b"], "warning"), found("drift", "shift", ["x"], "warning"))
     assert both.success
     assert both.format_warnings() == ["A104 2 of 10 interactions: text: this field is empty", "A108 drift/x: empty"]
 
 
-def test_conditions_are_few_words() -> None:
+def test_describe_condition_examples() -> None:
     between, one_of = "ExpectColumnValuesToBeBetween", "ExpectColumnValuesToBeInSet"
     assert describe_condition(between, {"min_value": 0, "max_value": 1, "strict_min": True}) == "above 0, at most 1"
     assert describe_condition(between, {"max_value": 20_000.0}) == "at most 20,000"

@@ -72,7 +72,7 @@ def key_of(found: Any) -> str:
     return f"chunks/{found.chunk_id}" if isinstance(found, Chunk) else make_record(found).key
 
 
-def test_sound_rows_pass_every_suite() -> None:
+def test_validate_sound_rows_pass() -> None:
     result = checked({"interactions": citing("fees#0"), "feedback": (feedback(),), "reviews": (review(),)})
     assert result.success
     assert result.reasons == {}
@@ -129,7 +129,7 @@ BROKEN: list[tuple[Any, str]] = [
 ]
 
 
-def test_a_row_that_breaks_an_expectation_is_named_with_the_reason() -> None:
+def test_validate_broken_row_has_reason() -> None:
     rows = [interaction(), DOCUMENT, CHUNK, *(broken for broken, _ in BROKEN)]
     contracts = zip(TABLES, (Interaction, Thumb, Review, Document, Chunk), strict=True)
     result = checked({table: tuple(row for row in rows if isinstance(row, contract)) for table, contract in contracts})
@@ -140,7 +140,7 @@ def test_a_row_that_breaks_an_expectation_is_named_with_the_reason() -> None:
     assert {key for check in result.errors for key in check.sample} == set(result.reasons)
 
 
-def test_the_limits_themselves_are_allowed() -> None:
+def test_validate_limits_are_allowed() -> None:
     rows: Tables = {
         "interactions": (
             interaction(answer="a" * 200),
@@ -155,7 +155,7 @@ def test_the_limits_themselves_are_allowed() -> None:
     assert checked(rows).success
 
 
-def test_what_is_known_from_earlier_batches_is_no_news() -> None:
+def test_validate_rows_of_earlier_batches_fail() -> None:
     again = interaction(), feedback(user="u"), review()
     result = checked({"interactions": again[:1], "feedback": again[1:2], "reviews": again[2:]}, before=again)
     assert set(result.reasons) == {key_of(one) for one in again}
@@ -165,7 +165,7 @@ def test_what_is_known_from_earlier_batches_is_no_news() -> None:
     assert set(replies.reasons) == {key_of(late)}
 
 
-def test_answers_without_contexts_are_counted_but_refuse_nothing() -> None:
+def test_validate_missing_contexts_are_warning() -> None:
     result = checked({"interactions": (interaction("a"), *citing("fees#0", key="b"), interaction("c"))})
     assert result.success
     (warning,) = result.warnings
@@ -175,13 +175,13 @@ def test_answers_without_contexts_are_counted_but_refuse_nothing() -> None:
     assert "| contexts | at least 1 | warning | 2 | a, c |" in report_of(result)
 
 
-def test_a_chunk_that_is_not_retrievable_any_more_is_only_a_warning() -> None:
+def test_validate_outdated_chunk_is_warning() -> None:
     result = checked({"interactions": citing("fees#7")})
     assert result.success
     assert [(found.column, found.failed_rows) for found in result.warnings] == [("outdated_contexts", 1)]
 
 
-def test_empty_tables_are_skipped_and_that_is_said() -> None:
+def test_validate_empty_tables_are_skipped() -> None:
     result = validate(ValidatedRows(), ExistingData(KeyIndex()), PARAMS, NOW)
     assert result.success
     assert result.checks == () and result.notes == ()
@@ -189,14 +189,14 @@ def test_empty_tables_are_skipped_and_that_is_said() -> None:
     assert "reviews: no rows, the suite was skipped" in report_of(result)
 
 
-def test_without_documents_contexts_are_not_checked_and_that_is_said() -> None:
+def test_validate_without_documents_skips_contexts() -> None:
     rows = ValidatedRows(interactions=[make_record(row) for row in citing("x#1")])
     result = validate(rows, ExistingData(KeyIndex()), PARAMS, NOW)
     assert result.success
     assert "interactions: without documents their contexts were not checked" in result.notes
 
 
-def test_the_result_is_deterministic_json_and_readable() -> None:
+def test_validation_result_is_deterministic_json() -> None:
     rows: Tables = {
         "interactions": (interaction(answer="a" * 201), interaction("i-2")),
         "feedback": (feedback("gone"),),
@@ -211,7 +211,7 @@ def test_the_result_is_deterministic_json_and_readable() -> None:
     assert "| interactions/i-1 | answer: 201 characters, 200 allowed (validation.max_text_chars) |" in page
 
 
-def test_an_expectation_that_cannot_be_evaluated_is_no_verdict() -> None:
+def test_run_suites_unknown_column_raises() -> None:
     with pytest.raises(RuntimeError, match="could not be evaluated"):
         run_suites({"rows": [{"row": "rows/1"}]}, {"rows": [expect_present("gone")]})
 
@@ -231,9 +231,7 @@ def store_of(folder: Path, *batches: Tables) -> DataStore:
     return DataStore(folder)
 
 
-def test_a_store_is_checked_part_by_part_each_against_all_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_validate_store_checks_parts_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("abstain.data.validation.store_validation.BLOCK_ROWS", 2)
     sound = store_of(
         tmp_path / "sound",
@@ -266,7 +264,7 @@ def test_a_store_is_checked_part_by_part_each_against_all_before(
     assert result.n_failed_rows == 3
 
 
-def test_a_part_with_a_broken_line_is_named(tmp_path: Path) -> None:
+def test_validate_store_broken_line_names_file(tmp_path: Path) -> None:
     store = store_of(tmp_path, {"interactions": (interaction(),), "feedback": (feedback(),)})
     with store.list_part_files(Thumb)[0].open("a") as file:
         file.write('{"interaction_id": "i-1"}\n')
@@ -274,7 +272,7 @@ def test_a_part_with_a_broken_line_is_named(tmp_path: Path) -> None:
         validate_store(store, PARAMS, NOW)
 
 
-def test_thousands_of_failing_rows_are_counted_and_the_first_are_told(tmp_path: Path) -> None:
+def test_validate_store_many_failing_rows_are_counted(tmp_path: Path) -> None:
     store = store_of(
         tmp_path,
         {"interactions": tuple(interaction(f"i-{at}", answer="a" * 201) for at in range(MAX_LISTED_ROWS + 100))},
@@ -286,7 +284,7 @@ def test_thousands_of_failing_rows_are_counted_and_the_first_are_told(tmp_path: 
     assert f"and {MAX_LISTED_ROWS + 50:,} more" in report_of(result)
 
 
-def test_ingest_quarantines_what_the_suites_refuse(tmp_path: Path) -> None:
+def test_ingest_quarantines_failing_rows(tmp_path: Path) -> None:
     (tmp_path / "fees.md").write_text(markdown(), encoding="utf-8")
     write_lines(
         tmp_path / "rows.jsonl",
@@ -322,7 +320,7 @@ def test_ingest_quarantines_what_the_suites_refuse(tmp_path: Path) -> None:
     )
 
 
-def test_answers_that_cite_unknown_chunks_wait_for_their_document_and_refuse_no_batch(tmp_path: Path) -> None:
+def test_ingest_unknown_chunks_await_documents(tmp_path: Path) -> None:
     (tmp_path / "fees.md").write_text(markdown(), encoding="utf-8")
     (tmp_path / "cards.md").write_text(markdown().replace("doc_id: fees", "doc_id: cards"), encoding="utf-8")
     rows = [
@@ -347,7 +345,7 @@ def test_answers_that_cite_unknown_chunks_wait_for_their_document_and_refuse_no_
     assert take("rows.jsonl").duplicate == 9
 
 
-def test_what_is_found_in_one_batch_is_found_in_the_parts_of_it() -> None:
+def test_validate_parts_merge_to_whole() -> None:
     rows = (interaction("a", answer="a" * 201), *citing("fees#0", key="b"), interaction("c"), *citing("x#1", key="d"))
     lines = [make_record(row) for row in rows]
     known = ExistingData(KeyIndex(), {"fees"}, {"fees#0"})
@@ -357,7 +355,7 @@ def test_what_is_found_in_one_batch_is_found_in_the_parts_of_it() -> None:
     assert ValidationResult.merge(parts) == validate(ValidatedRows(interactions=lines), known, PARAMS, NOW)
 
 
-def test_rows_from_before_the_handbook_do_not_stop_the_retrain(tmp_path: Path) -> None:
+def test_validate_store_rows_before_documents_pass(tmp_path: Path) -> None:
     rows = write_lines(tmp_path / "rows.jsonl", row(contexts=[{"chunk_id": "old#1", "text": "t"}]))
     (tmp_path / "fees.md").write_text(markdown(), encoding="utf-8")
     for file in (rows, tmp_path / "fees.md"):

@@ -99,7 +99,7 @@ FAILED = ValidationResult.merge(
 )
 
 
-def test_pages_are_the_golden_files() -> None:
+def test_data_reports_equal_golden_files() -> None:
     validation, page = validation_report(FAILED, "retrain shiny-fox")
     assert said_on_page(page) == said_in_markdown(validation)
     assert_golden("validation.md", validation)
@@ -111,13 +111,13 @@ def test_pages_are_the_golden_files() -> None:
     assert "alert(1)" not in page, "the raw text of a row is not shown"
 
 
-def test_state_is_that_of_the_worst_expectation() -> None:
+def test_validation_report_state_is_worst_expectation() -> None:
     warning = ValidationResult({"drift": 5}, (check("drift", "shift", 1, "warning"),))
     for result, mark in ((rows_result(), "✓"), (ValidationResult.merge([rows_result(), warning]), "!"), (FAILED, "✗")):
         assert page_of(result).of("h2")[0].startswith(mark)
 
 
-def test_only_the_first_failing_rows_are_listed() -> None:
+def test_validation_report_lists_first_failing_rows() -> None:
     failing = rows_result(
         checks=(check("interactions", "question_chars"), check("interactions", "answer_chars", 60)),
         reasons={f"interactions/row-{at:03d}": failed("answer", f"reason {at}") for at in range(60)},
@@ -127,7 +127,7 @@ def test_only_the_first_failing_rows_are_listed() -> None:
     assert "and 10 more" in words
 
 
-def test_bars_are_shares_scaled_to_the_highest() -> None:
+def test_histogram_shares_scale_to_highest() -> None:
     lengths = histogram(DRIFT, "answer length")
     assert lengths == {"32": (0.4, 500 / 900), "46": (0, 0), "64": (0.6, 0), "91": (0, 400 / 900)}
     drawing = drift_images(DRIFT)["drift_answer_length"].decode()
@@ -140,7 +140,7 @@ def test_bars_are_shares_scaled_to_the_highest() -> None:
 
 @pytest.mark.heavy
 @given(st.text(min_size=1), st.text())
-def test_whatever_a_row_holds_is_text_and_nothing_else(key: str, reason: str) -> None:
+def test_validation_report_row_content_is_text(key: str, reason: str) -> None:
     sound = page_of(rows_result(reasons={"interactions/x": failed("y", "z")}))
     page = page_of(rows_result(reasons={f"interactions/{key}": failed("y", reason)}, notes=(reason,)))
     assert set(page.tags) <= {*sound.tags, "ul", "li"} - {"script", "img", "iframe"}
@@ -165,7 +165,7 @@ REFUSED = [
 ]
 
 
-def test_rejected_batch_says_so_first() -> None:
+def test_ingest_report_rejected_batch_comes_first() -> None:
     rejection = "batch of a.jsonl rejected: 5 of 20 rows fail"
     page = Page(ingest_report(report(), "ingest calm-owl", REFUSED, rejection)[1])
     assert page.of("h2")[0].startswith("✗") and rejection in page.of("p", "li")
@@ -173,7 +173,7 @@ def test_rejected_batch_says_so_first() -> None:
     assert "valid, not accepted" in page.prose
 
 
-def test_batch_that_brought_nothing_new_has_nothing_to_do() -> None:
+def test_ingest_report_nothing_new_passes() -> None:
     known = report(read=1, accepted=0, duplicate=1, pending=0, quarantined=0, contracts={"interactions": 0})
     page = Page(ingest_report(known, "ingest calm-owl")[1])
     assert [title[0] for title in page.of("h2")] == ["✓"]
