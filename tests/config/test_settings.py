@@ -37,12 +37,7 @@ def test_load_settings_reads_environment(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 @pytest.mark.parametrize(
     ("value", "features"),
-    [
-        ("s3://bucket/prefix", "s3://bucket/prefix"),
-        ("/mnt/f", "/mnt/f"),
-        ("f", "{here}/f"),
-        ("", "{here}/.abstain/features"),
-    ],
+    [("s3://b/prefix", "s3://b/prefix"), ("/mnt/f", "/mnt/f"), ("f", "{here}/f"), ("", "{here}/.abstain/features")],
 )
 def test_load_settings_features_folder_or_url(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: str, features: str
@@ -55,12 +50,9 @@ def test_load_settings_features_folder_or_url(
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("BATCH_TOKENS", "0"),
-        ("BATCH_TOKENS", "many"),
-        ("DTYPE", "float16"),
-        ("DTYPE", ""),
-        ("RUNNER", "ray"),
-        ("WORKERS", "0"),
+        *(("BATCH_TOKENS", value) for value in ("0", "many")),
+        *(("DTYPE", value) for value in ("float16", "")),
+        *(("RUNNER", "ray"), ("WORKERS", "0")),
     ],
 )
 def test_load_settings_invalid_value_names_variable(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from abstain.core.contracts import (
-    Context,
     ImportedInteraction,
     Interaction,
     Review,
@@ -44,7 +43,7 @@ def test_to_json_line_round_trip(question: str, answer: str, at: datetime) -> No
     row = interaction(question=question, answer=answer, asked_at=at)
     line = row.to_json_line()
     assert "\n" not in line
-    again = Interaction.model_validate_json(line)
+    again = Interaction.model_validate_json(line, strict=True)
     assert again == row
     assert again.to_json_line() == line
 
@@ -85,11 +84,6 @@ def test_timestamp_number_raises(value: Any) -> None:
         Interaction.model_validate_json(line, strict=True)
 
 
-def test_interaction_strict_json_is_read() -> None:
-    line = interaction().to_json_line()
-    assert Interaction.model_validate_json(line, strict=True) == interaction()
-
-
 @pytest.mark.parametrize("contract", CONTRACTS)
 def test_timestamp_without_zone_raises(contract: type[BaseModel]) -> None:
     (name,) = [name for name in VALID[contract] if name.endswith("_at")]
@@ -103,13 +97,6 @@ def test_contract_blank_text_raises(contract: type[BaseModel]) -> None:
         if isinstance(value, str) and not name.endswith("_at") and name not in ("thumb", "kind"):
             with pytest.raises(ValidationError, match=name):
                 contract.model_validate({**VALID[contract], name: " \n"})
-
-
-@pytest.mark.parametrize("probability", [0, -0.1, 1.1])
-def test_review_invalid_inclusion_probability_raises(probability: float) -> None:
-    assert Review.model_validate({**VALID[Review], "inclusion_probability": 1}).inclusion_probability == 1
-    with pytest.raises(ValidationError, match="inclusion_probability"):
-        Review.model_validate({**VALID[Review], "inclusion_probability": probability})
 
 
 ADDED = {
@@ -193,7 +180,7 @@ def test_imported_interaction_thumb_with_own_id_raises() -> None:
         ({}, "fees"),
         ({"group": "customers"}, "customers"),
         ({"contexts": []}, "i-1"),
-        ({"contexts": [{"chunk_id": "a#b#3", "text": "t"}, {"chunk_id": "z#1", "text": "t"}]}, "a#b"),
+        ({"contexts": [{"chunk_id": "z#b#3", "text": "t"}, {"chunk_id": "a#1", "text": "t"}]}, "z#b"),
     ],
 )
 def test_split_group_prefers_group_then_document(changes: dict[str, Any], group: str) -> None:
@@ -207,13 +194,9 @@ def test_get_document_id_strips_last_part(chunk_id: str, document: str) -> None:
     assert get_document_id(chunk_id) == document
 
 
-def test_interaction_contexts_keep_rank() -> None:
-    row = interaction(contexts=[{"chunk_id": "z", "text": "1"}, {"chunk_id": "a", "text": "2"}])
-    assert row.contexts == (Context(chunk_id="z", text="1"), Context(chunk_id="a", text="2"))
-
-
 @pytest.mark.parametrize(
-    ("probability", "is_valid"), [(1e-320, False), (9e-7, False), (1e-6, True), (1, True), (1.1, False)]
+    ("probability", "is_valid"),
+    [(-0.1, False), (0, False), (1e-320, False), (9e-7, False), (1e-6, True), (1, True), (1.1, False)],
 )
 def test_review_inclusion_probability_bounds(probability: float, is_valid: bool) -> None:
     with nullcontext() if is_valid else pytest.raises(ValidationError, match="inclusion_probability"):

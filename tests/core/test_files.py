@@ -15,17 +15,17 @@ def test_write_atomically_syncs_before_rename(tmp_path: Path, monkeypatch: pytes
     done: list[str] = []
     fsync, replace = os.fsync, Path.replace
 
-    def synced(descriptor: int) -> None:
-        found = os.fstat(descriptor)
-        done.append("folder" if stat.S_ISDIR(found.st_mode) else f"{found.st_size} bytes")
+    def record_sync(descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        done.append("folder" if stat.S_ISDIR(status.st_mode) else f"{status.st_size} bytes")
         fsync(descriptor)
 
-    def replaced(self: Path, target: Path) -> Path:
+    def record_rename(self: Path, target: Path) -> Path:
         done.append("rename")
         return replace(self, target)
 
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(Path, "replace", replaced)
+    monkeypatch.setattr(os, "fsync", record_sync)
+    monkeypatch.setattr(Path, "replace", record_rename)
     for content in (b"old\n", b"newer\n"):
         write_atomically(tmp_path / "rows.jsonl", content)
         assert (tmp_path / "rows.jsonl").read_bytes() == content

@@ -44,13 +44,7 @@ BEGINNINGS = ("[Unanswerable", "I don't know")
 
 
 @pytest.mark.parametrize(
-    "answer",
-    [
-        "[Unanswerable given the paragraph below]",
-        "I don't know what the fee is.",
-        "I DON\u2019T\nknow.",
-        "  i don't  know",
-    ],
+    "answer", ["[Unanswerable given the paragraph below]", "I don't know it.", "I DON\u2019T\nknow.", "  i don't  know"]
 )
 def test_is_refusal_ignores_case_spaces_quotes(answer: str) -> None:
     assert is_refusal(answer, BEGINNINGS)

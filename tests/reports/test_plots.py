@@ -79,25 +79,16 @@ def test_render_plot_depends_on_table(name: str) -> None:
 
 
 def test_render_plot_threshold_labels() -> None:
-    told = words(drawn("threshold"))
-    assert {f"guaranteed: {GUARANTEED:.3f}", f"heuristic: {HEURISTIC:.3f}", "aimed at: 80 %"} <= set(told)
-    assert {"precision", "coverage"} <= set(told)
-    without = words(render_plot("threshold", evaluated(guaranteed=False).tables["threshold"]))
-    assert f"heuristic: {HEURISTIC:.3f}" in without
-    assert not any(text.startswith("guaranteed") for text in without)
-    rate = words(
-        render_plot(
-            "threshold",
-            evaluated(
-                changed={
-                    "evaluation.threshold.guarantee.metric": "error_rate",
-                    "evaluation.threshold.guarantee.target": 0.05,
-                }
-            ).tables["threshold"],
-        )
+    guarantee = "evaluation.threshold.guarantee"
+    by_error_rate = {f"{guarantee}.metric": "error_rate", f"{guarantee}.target": 0.05}
+    guaranteed, heuristic, error_rate = (
+        set(words(render_plot("threshold", evaluated(**options).tables["threshold"])))
+        for options in ({}, {"guaranteed": False}, {"changed": by_error_rate})
     )
-    assert {"shown and incorrect, of all", "aimed at: 5 %"} <= set(rate)
-    assert "precision" not in rate
+    lines = {f"heuristic: {HEURISTIC:.3f}", "aimed at: 80 %", "precision", "coverage"}
+    assert {f"guaranteed: {GUARANTEED:.3f}", *lines} <= guaranteed
+    assert lines <= heuristic and not any(text.startswith("guaranteed") for text in heuristic)
+    assert {"shown and incorrect, of all", "aimed at: 5 %"} <= error_rate and "precision" not in error_rate
 
 
 def test_render_plot_lines_differ_by_dashes() -> None:
@@ -115,12 +106,10 @@ def test_render_plot_lines_differ_by_dashes() -> None:
 
 def test_render_plot_leaderboard_best_on_top() -> None:
     table, svg = TABLES["leaderboard"], drawn("leaderboard")
-    told = words(svg)
+    texts = words(svg)
     names = [name for name in table["scorer"] if len(name) < 24]
-    assert [text for text in told if text in names] == names
-    for value in table["auroc"].dropna():
-        assert f"{value:.3f}" in told
-    assert "not defined" in told  # of the scorer without a score
+    assert [text for text in texts if text in names] == names
+    assert {f"{value:.3f}" for value in table["auroc"].dropna()} | {"not defined"} <= set(texts)
     assert table["auroc"].dropna().is_monotonic_decreasing
     first, last = (float(re.search(rf'y="([\d.]+)"[^>]*>{name}<', svg.decode())[1]) for name in (names[0], names[-1]))
     assert first < last
@@ -129,14 +118,12 @@ def test_render_plot_leaderboard_best_on_top() -> None:
 @pytest.mark.heavy
 @pytest.mark.parametrize("text", [*NASTY, "$\\frac{", "$x^2$", "]]>", "名前"])
 def test_render_plot_draws_name_as_written(text: str) -> None:
-    """No formula, no tag, and nothing that a browser refuses to parse."""
-    table = pd.DataFrame(
-        {"scorer": ["probe", text], "kind": "signal", "auroc": 0.7, "auroc_low": 0.6, "auroc_high": 0.8}
-    )
+    aurocs = {"auroc": 0.7, "auroc_low": 0.6, "auroc_high": 0.8}
+    table = pd.DataFrame({"scorer": ["probe", text], "kind": "signal", **aurocs})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        told = words(render_plot("leaderboard", table))
-    assert any(" ".join(text.split())[:3] in word for word in told)
+        texts = words(render_plot("leaderboard", table))
+    assert any(" ".join(text.split())[:3] in drawn_text for drawn_text in texts)
 
 
 @pytest.mark.parametrize("name", PLOTS)
@@ -147,13 +134,10 @@ def test_render_plot_empty_table_is_not_defined(name: str) -> None:
 def test_render_plot_undefined_value_is_gap() -> None:
     table = TABLES["threshold"].copy()
     table.loc[table["threshold"] > 0.7, "precision"] = np.nan
-    known = table[table["precision"].notna()]
-    line = re.search(
-        r'<g id="line2d_\d+">\s*<path d="([^"]*)" clip-path[^>]*stroke: #0072b2',
-        render_plot("threshold", table).decode(),
-    )
+    svg = render_plot("threshold", table).decode()
+    line = re.search(r'<g id="line2d_\d+">\s*<path d="([^"]*)" clip-path[^>]*stroke: #0072b2', svg)
     assert line is not None
-    assert len(re.findall(r"[ML] ", line[1])) == len(known)
+    assert len(re.findall(r"[ML] ", line[1])) == table["precision"].notna().sum()
 
 
 def test_render_plot_one_class_holdout() -> None:

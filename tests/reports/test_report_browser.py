@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -75,16 +76,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def opened(browser: Browser, file: Path, width: int = 1280) -> Opened:
-    """The page of `file`, with nothing but files to be had."""
+    """Open the page of `file` in a browser that can load nothing but files."""
 
-    def files_alone(route: Route) -> None:
-        if route.request.url.startswith(("file:", "data:")):
-            route.continue_()
-        else:
-            route.abort()
+    def load_files_only(route: Route) -> None:
+        is_file = route.request.url.startswith(("file:", "data:"))
+        route.continue_() if is_file else route.abort()
 
     context = browser.new_context(viewport={"width": width, "height": 800}, offline=True)
-    context.route("**/*", files_alone)
+    context.route("**/*", load_files_only)
     found = Opened(context.new_page(), file.as_uri())
     found.page.on("request", lambda request: found.asked.append(request.url))
     found.page.on("console", lambda message: found.complaints.append(message.text))
@@ -182,17 +181,13 @@ def rgb(colour: str) -> str:
 
 
 def test_plot_labels_do_not_overlap(browser: Browser, folder: Path) -> None:
-    """In the fonts of who looks at it, which are not those that it was laid out with."""
+    """In the fonts of the reader, which are not those of the layout."""
     page = opened(browser, folder / "leaderboard.svg").page
     sides = "const box = one.getBoundingClientRect(); return [box.left, box.top, box.right, box.bottom]"
     boxes = page.evaluate(f"[...document.querySelectorAll('text')].map(one => {{{sides}}})")
     frame = page.evaluate(f"(one => {{{sides}}})(document.rootElement)")
     for left, top, right, bottom in boxes:
-        assert left >= frame[0] - 1
-        assert top >= frame[1] - 1
-        assert right <= frame[2] + 1
-        assert bottom <= frame[3] + 1
-    for at, (left, top, right, bottom) in enumerate(boxes):
-        for other in boxes[at + 1 :]:
-            overlap = min(right, other[2]) - max(left, other[0]), min(bottom, other[3]) - max(top, other[1])
-            assert min(overlap) <= 3, (boxes[at], other)
+        assert left >= frame[0] - 1 and top >= frame[1] - 1 and right <= frame[2] + 1 and bottom <= frame[3] + 1
+    for (left, top, right, bottom), other in combinations(boxes, 2):
+        overlap = min(right, other[2]) - max(left, other[0]), min(bottom, other[3]) - max(top, other[1])
+        assert min(overlap) <= 3, (left, top, other)

@@ -61,12 +61,12 @@ def test_sample_incoming_rows_cover_rejections(
     assert_reasons(
         tuple(read_rows(data / incoming.quarantine, QuarantinedRow)),
         [
-            r"A103 line: invalid JSON: EOF ",
-            r"A103 asked_at: value error, not a timestamp: write it in UTC",
-            r"A103 anwser: unknown field, did you mean 'answer'\?",
-            r"A104 interaction_id: 'q-00002' is known with other content \(differs in answer\)",
-            r"A103 review\.\w+: this field is missing",
-            r"A104 contexts: no ingested document holds 'no-such-page#0'",
+            r"A103 line: ",
+            r"A103 asked_at: ",
+            r"A103 anwser: .*'answer'",
+            r"A104 interaction_id: 'q-00002' ",
+            r"A103 review\.\w+: ",
+            r"A104 contexts: .*'no-such-page#0'",
         ],
     )
 

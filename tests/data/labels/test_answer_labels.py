@@ -34,9 +34,7 @@ def place(rows: Sequence[Review]) -> pd.DataFrame:
 
 
 def verdict(*rows: Review, **changes: object) -> pd.Series:
-    """What is said of answer `a`."""
-    params = LABELS.model_copy(update=changes)
-    return resolve_reviews(select_latest_reviews(place(rows), params), params).loc[0]
+    return reviewed(*rows, **changes).loc[0]
 
 
 def label(
@@ -50,21 +48,35 @@ def label(
     return assign_labels(pd.Series(shown_with or [np.nan] * len(balance)), verdicts, np.array(balance), said, params)
 
 
-def reviewed(*rows: Review) -> pd.DataFrame:
-    return resolve_reviews(select_latest_reviews(place(rows), LABELS), LABELS)
+def reviewed(*rows: Review, **changes: object) -> pd.DataFrame:
+    params = LABELS.model_copy(update=changes)
+    return resolve_reviews(select_latest_reviews(place(rows), params), params)
 
 
 NOBODY = reviewed()
+REVIEWS = st.builds(
+    review,
+    st.sampled_from("ab"),
+    days=st.integers(1, 4),
+    reviewer=st.sampled_from("xyz"),
+    complete=st.booleans(),
+    correct=st.booleans(),
+    truthful=st.booleans(),
+    inclusion_probability=st.none() | st.sampled_from([0.1, 0.5]),
+)
+THUMBS = st.builds(
+    feedback,
+    st.sampled_from("ab"),
+    st.sampled_from(["up", "down"]),
+    days=st.integers(1, 3),
+    user=st.none() | st.sampled_from("xyz"),
+)
 
 
 def test_assign_labels_review_outranks_thumbs() -> None:
     found = label(reviewed(review("a", right=False, inclusion_probability=0.2)), [5]).iloc[0]
-    assert (found["correct"], found["source"], found["weight"], found["inclusion_probability"]) == (
-        0,
-        "review",
-        1.0,
-        0.2,
-    )
+    values = found[["correct", "source", "weight", "inclusion_probability"]].tolist()
+    assert values == [0, "review", 1.0, 0.2]
 
 
 def test_assign_labels_thumbs_without_review() -> None:
@@ -129,30 +141,14 @@ def test_resolve_reviews_conflict_rules(rows: tuple[Review, ...], latest: bool, 
 @pytest.mark.heavy
 @pytest.mark.parametrize("rule", ["latest", "majority", "strict"])
 @settings(max_examples=25)
-@given(
-    st.lists(
-        st.builds(
-            review,
-            st.sampled_from("ab"),
-            days=st.integers(1, 4),
-            reviewer=st.sampled_from("xyz"),
-            complete=st.booleans(),
-            correct=st.booleans(),
-            truthful=st.booleans(),
-            inclusion_probability=st.none() | st.sampled_from([0.1, 0.5]),
-        ),
-        min_size=1,
-        max_size=8,
-    ),
-    st.randoms(use_true_random=False),
-)
+@given(st.lists(REVIEWS, min_size=1, max_size=8), st.randoms(use_true_random=False))
 def test_resolve_reviews_is_independent_of_order(rule: str, rows, rng) -> None:
-    params = LABELS.model_copy(update={"conflicts": rule, "correct_if": ("correct", "truthful")})
-    found = resolve_reviews(select_latest_reviews(place(rows), params), params)
+    changes = {"conflicts": rule, "correct_if": ("correct", "truthful")}
+    found = reviewed(*rows, **changes)
     assert (found["label"] == (found["correct"] & found["truthful"])).all()
     assert found.index.tolist() == sorted({"abc".index(row.interaction_id) for row in rows})
     rng.shuffle(rows)
-    pd.testing.assert_frame_equal(resolve_reviews(select_latest_reviews(place(rows), params), params), found)
+    pd.testing.assert_frame_equal(reviewed(*rows, **changes), found)
 
 
 def test_resolve_reviews_inclusion_probability_of_deciding() -> None:
@@ -167,43 +163,25 @@ def test_resolve_reviews_inclusion_probability_of_deciding() -> None:
 def test_find_disagreements_compares_labels_of_all_reviews() -> None:
     changed_mind = [review("a", right=False, days=1), review("a", right=True, days=2)]
     agreed = [review("b", days=1), review("b", days=2, reviewer="other")]
-    beside_the_point = [
-        review("c", truthful=False, right=False, days=1),
-        review("c", truthful=True, right=False, days=2),
-    ]
-    assert find_disagreements(place([*changed_mind, *agreed, *beside_the_point]), LABELS).tolist() == [0]
+    same_label = [review("c", truthful=truthful, right=False, days=days) for days, truthful in ((1, False), (2, True))]
+    assert find_disagreements(place([*changed_mind, *agreed, *same_label]), LABELS).tolist() == [0]
 
 
 def test_select_countable_thumbs_last_thumb_of_user() -> None:
     up, down = feedback("a", "up"), feedback("a", "down", days=2)
-    assert tally(up, up, down) == [(0, 0, True), (0, 0, True), (0, 0, False)]
+    assert tally(up, up, down) == [(0, 0, True), (0, 0, True), (0, 0, False)], "every anonymous thumb counts"
     own = feedback("a", "down", days=4, user="u"), feedback("a", "up", days=1, user="u")
-    assert tally(*own) == tally(*own[::-1]) == [(0, 1, False)]
+    same_moment = feedback("a", "up", user="u"), feedback("a", "down", user="u")
+    for thumbs_of_user in (own, same_moment):
+        assert tally(*thumbs_of_user) == tally(*thumbs_of_user[::-1]) == [(0, 1, False)]
     assert tally(*own, feedback("b", "up", user="u")) == [(0, 1, False), (1, 1, True)]
 
 
-def test_select_countable_thumbs_same_moment_counts_down() -> None:
-    both = feedback("a", "up", user="u"), feedback("a", "down", user="u")
-    assert tally(*both) == tally(*both[::-1]) == [(0, 1, False)]
-
-
 @settings(max_examples=25)
-@given(
-    st.lists(
-        st.builds(
-            feedback,
-            st.sampled_from("ab"),
-            st.sampled_from(["up", "down"]),
-            days=st.integers(1, 3),
-            user=st.none() | st.sampled_from("xyz"),
-        ),
-        max_size=12,
-    ),
-    st.randoms(use_true_random=False),
-)
+@given(st.lists(THUMBS, max_size=12), st.randoms(use_true_random=False))
 def test_select_countable_thumbs_is_independent_of_order(rows: list[Thumb], rng) -> None:
     found = tally(*rows)
-    known = [(row.interaction_id, row.user) for row in rows if row.user]
-    assert len(found) == len(set(known)) + sum(row.user is None for row in rows)
+    users = {(row.interaction_id, row.user) for row in rows if row.user}
+    assert len(found) == len(users) + sum(row.user is None for row in rows)
     rng.shuffle(rows)
     assert tally(*rows) == found

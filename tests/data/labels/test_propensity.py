@@ -44,16 +44,19 @@ def answers() -> pd.DataFrame:
     )
 
 
+def make_reviews(answers: pd.DataFrame) -> pd.DataFrame:
+    """Make an unsampled review of each answer."""
+    criteria = dict.fromkeys(("complete", "correct", "truthful"), answers["correct"])
+    own = {"reviewed_at": ASKED + pd.Timedelta(days=1), "reviewer": "a", "inclusion_probability": np.nan, "batch": "1"}
+    return pd.DataFrame({"interaction_id": answers["interaction_id"], **own, **criteria})
+
+
 def labelled(answers: pd.DataFrame, by: str) -> pd.DataFrame:
-    """The table of verdicts on what was shown: thumbs, or reviews that nobody drew."""
+    """Build the table of shown answers, by thumbs or by unsampled reviews."""
     shown = answers[answers["display"] == "shown"]
-    about, moment = {"interaction_id": shown["interaction_id"]}, ASKED + pd.Timedelta(days=1)
-    up = pd.DataFrame({**about, "given_at": moment, "thumb": np.where(shown["correct"], "up", "down"), "user": None})
-    verdicts = dict.fromkeys(("complete", "correct", "truthful"), shown["correct"])
-    judged = pd.DataFrame(
-        {**about, "reviewed_at": moment, "reviewer": "a", **verdicts, "inclusion_probability": np.nan, "batch": "1"}
-    )
-    given = (up, reviews([])) if by == "thumb" else (thumbs([]), judged)
+    up = {"given_at": ASKED + pd.Timedelta(days=1), "thumb": np.where(shown["correct"], "up", "down"), "user": None}
+    up_rows = pd.DataFrame({"interaction_id": shown["interaction_id"], **up})
+    given = (up_rows, reviews([])) if by == "thumb" else (thumbs([]), make_reviews(shown))
     table, _ = build_training_table(answers, *given, LABELS, BY_GROUP)
     return table.merge(answers[["interaction_id", "confidence", "log"]], on="interaction_id")
 
@@ -83,24 +86,11 @@ def test_training_table_propensity_undoes_selection(answers: pd.DataFrame, by: s
 def test_training_table_propensity_of_shown_answers_only(answers: pd.DataFrame) -> None:
     few = answers[answers["log"] == 0].copy()
     few.loc[few.index[:10], ["display", "propensity"]] = ["shown", 1e-9]
-    found = labelled(few, "review")
-    known = found.merge(few[["interaction_id", "display", "propensity"]], on="interaction_id")
+    known = labelled(few, "review").merge(few[["interaction_id", "display", "propensity"]], on="interaction_id")
     expected = known["propensity"].clip(lower=MIN_INCLUSION_PROBABILITY)
     assert (known["inclusion_probability"] == expected).all() and not known["sampled"].any()
     assert (known["inclusion_probability"] == MIN_INCLUSION_PROBABILITY).sum() == 10
     withheld = few.assign(display=np.where(few["display"] == "shown", "withheld", "shown"))
-    judged = (
-        reviews([])
-        .reindex(range(len(few)))
-        .assign(
-            interaction_id=few["interaction_id"].tolist(),
-            reviewed_at=ASKED + pd.Timedelta(days=1),
-            reviewer="a",
-            complete=True,
-            correct=few["correct"].tolist(),
-            truthful=True,
-        )
-    )
-    table, _ = build_training_table(withheld, thumbs([]), judged, LABELS, BY_GROUP)
-    of = table.merge(withheld[["interaction_id", "display"]], on="interaction_id")
-    assert (of["inclusion_probability"].isna() == (of["display"] == "withheld")).all()
+    table, _ = build_training_table(withheld, thumbs([]), make_reviews(few), LABELS, BY_GROUP)
+    joined = table.merge(withheld[["interaction_id", "display"]], on="interaction_id")
+    assert (joined["inclusion_probability"].isna() == (joined["display"] == "withheld")).all()

@@ -14,7 +14,6 @@ from tests.data.frames import LABELS, votes
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:crowdkit")
 
 SKENE = LABELS.model_copy(update={"thumb_model": "dawid_skene"})
-NONE = pd.DataFrame({"label": [], "inclusion_probability": []}).astype({"label": bool})
 
 
 @dataclass
@@ -102,22 +101,16 @@ def test_measure_agreement_weights_undo_uneven_sampling() -> None:
 
 
 def test_estimate_reliability_too_few_answers_gives_none() -> None:
+    def estimate(verdicts: pd.DataFrame, **changes: object) -> Reliability | None:
+        params = LABELS.model_copy(update=changes)
+        return estimate_reliability(rows.votes, verdicts, measure_agreement(rows.votes, verdicts), 50, params)
+
     rows = world(0)
-    pool = measure_agreement(rows.votes, rows.verdicts)
-    fewest = int(min(pool.n_eff_by_class))
-    assert (
-        estimate_reliability(rows.votes, rows.verdicts, pool, 50, LABELS.model_copy(update={"min_agreement": fewest}))
-        is not None
-    )
-    assert (
-        estimate_reliability(
-            rows.votes, rows.verdicts, pool, 50, LABELS.model_copy(update={"min_agreement": fewest + 1})
-        )
-        is None
-    )
-    assert estimate_reliability(rows.votes, NONE, measure_agreement(rows.votes, NONE), 50, LABELS) is None
-    only_right = rows.verdicts[rows.verdicts["label"]]
-    assert estimate_reliability(rows.votes, only_right, measure_agreement(rows.votes, only_right), 50, LABELS) is None
+    fewest = int(min(measure_agreement(rows.votes, rows.verdicts).n_eff_by_class))
+    assert estimate(rows.verdicts, min_agreement=fewest) is not None
+    assert estimate(rows.verdicts, min_agreement=fewest + 1) is None
+    assert estimate(rows.verdicts[:0]) is None
+    assert estimate(rows.verdicts[rows.verdicts["label"]]) is None
 
 
 def test_compute_posterior_is_bayes_rule() -> None:
@@ -169,16 +162,12 @@ def test_estimate_reliability_shrinks_users_to_pool() -> None:
     assert judge(contrary, params=stubborn)[1].evidence[1] == pytest.approx(pool.evidence, abs=0.01)
 
 
-def test_estimate_reliability_unreviewed_user_is_pooled() -> None:
-    rows = world(4)
-    pool, known = judge(rows, users=60)
+def test_estimate_reliability_unreviewed_or_anonymous_is_pooled() -> None:
+    pool, known = judge(world(4), users=60)
     assert known.evidence[55] == pytest.approx(pool.evidence)
-
-
-def test_estimate_reliability_anonymous_thumbs_are_pooled() -> None:
-    rows = world(5, reviewed=(1, 1))
-    anonymous = rows.votes.assign(user=0)
-    pool, known = judge(World(rows.truth, anonymous, rows.verdicts), users=0)
+    contrary = world(5, reviewed=(1, 1))
+    anonymous = World(contrary.truth, contrary.votes.assign(user=0), contrary.verdicts)
+    pool, known = judge(anonymous, users=0)
     assert known.evidence.tolist() == [pool.evidence.tolist()]
 
 

@@ -25,16 +25,25 @@ def panel(answers: int, *flips: float) -> pd.DataFrame:
     )
 
 
-def test_summarize_reviewer_agreement_no_shared_answers() -> None:
-    found = summarize_reviewer_agreement(verdicts((0, "a", True), (1, "b", False)), FEW)
-    assert found == ReviewerAgreement(0, None, ())
-
-
-def test_summarize_reviewer_agreement_few_answers_only_counts() -> None:
-    rows = verdicts((0, "b", True), (0, "a", False), (1, "a", True), (1, "b", True), (2, "a", True))
-    assert summarize_reviewer_agreement(rows, FEW) == ReviewerAgreement(
-        2, None, (ReviewerPair(("a", "b"), 2, 1, None),)
-    )
+@pytest.mark.parametrize(
+    ("rows", "agreement"),
+    [
+        ([(0, "a", True), (1, "b", False)], ReviewerAgreement(0, None, ())),
+        (
+            [(0, "b", True), (0, "a", False), (1, "a", True), (1, "b", True), (2, "a", True)],
+            ReviewerAgreement(2, None, (ReviewerPair(("a", "b"), 2, 1, None),)),
+        ),
+        (
+            [(row, name, True) for row in range(5) for name in "ab"],
+            ReviewerAgreement(5, None, (ReviewerPair(("a", "b"), 5, 0, None),)),
+        ),
+    ],
+    ids=["no shared answers", "few shared answers", "constant labels"],
+)
+def test_summarize_reviewer_agreement_undefined_is_none(
+    rows: list[tuple[int, str, bool]], agreement: ReviewerAgreement
+) -> None:
+    assert summarize_reviewer_agreement(verdicts(*rows), FEW) == agreement
 
 
 @pytest.mark.heavy
@@ -50,13 +59,6 @@ def test_summarize_reviewer_agreement_kappa_worst_pair_first() -> None:
         assert pair.shared == 60
     disagreements = [pair.disagree for pair in found.pairs]
     assert disagreements == sorted(disagreements, reverse=True)
-
-
-def test_summarize_reviewer_agreement_constant_labels_no_kappa() -> None:
-    rows = verdicts(*[(row, name, True) for row in range(5) for name in "ab"])
-    found = summarize_reviewer_agreement(rows, FEW)
-    assert found.alpha is None
-    assert found.pairs == (ReviewerPair(("a", "b"), 5, 0, None),)
 
 
 @pytest.mark.slow

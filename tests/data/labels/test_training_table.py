@@ -28,50 +28,40 @@ FEW = LABELS.model_copy(update={"min_agreement": 5})
 def crowd(seed: int = 0, answers: int = 600) -> Tables:
     """Answers of 40 groups in two batches, most with thumbs, half of them reviewed, some twice."""
     rng = np.random.default_rng(seed)
-    right = rng.random(answers) < 0.6
-    asked = [ASKED + timedelta(days=float(days)) for days in rng.integers(0, 90, answers)]
-    ids = [f"q-{at:04d}" for at in rng.permutation(answers)]
-    rows = pd.DataFrame(
-        {
-            "interaction_id": ids,
-            "asked_at": asked,
-            "group": [f"g{n}" for n in rng.integers(0, 40, answers)],
-            "product": [("cards", None)[n] for n in rng.integers(0, 2, answers)],
-            "line_of_business": "retail",
-            "display": None,
-            "propensity": np.nan,
-            "refusal": [one % 7 == 0 for one in range(answers)],
-            "question_duplicate": pd.array([pd.NA] * answers, "Int64"),
-            "answer_duplicate": pd.array([pd.NA] * answers, "Int64"),
-            "batch": np.where(np.arange(answers) < answers // 2, "000001", "000002"),
-        }
+
+    def add_delay(rows: np.ndarray, unit: str) -> pd.Series:
+        return asked[rows].reset_index(drop=True) + pd.to_timedelta(rng.integers(1, 90, len(rows)), unit)
+
+    def make_batches(count: int) -> np.ndarray:
+        return np.where(np.arange(count) < count // 2, "000001", "000002")
+
+    correct = rng.random(answers) < 0.6
+    asked = pd.Series(ASKED + pd.to_timedelta(rng.integers(0, 90, answers), "D"))
+    ids = np.array([f"q-{number:04d}" for number in rng.permutation(answers)])
+    rows = pd.DataFrame({"interaction_id": ids, "asked_at": asked, "batch": make_batches(answers)}).assign(
+        group=[f"g{number}" for number in rng.integers(0, 40, answers)],
+        product=rng.choice(np.array(["cards", None]), answers),
+        line_of_business="retail",
+        display=None,
+        propensity=np.nan,
+        refusal=np.arange(answers) % 7 == 0,
+        question_duplicate=pd.array([pd.NA] * answers, "Int64"),
+        answer_duplicate=pd.array([pd.NA] * answers, "Int64"),
     )
-    at = rng.integers(0, answers, answers)
-    given = pd.DataFrame(
-        {
-            "interaction_id": [ids[n] for n in at],
-            "given_at": [
-                asked[n] + timedelta(minutes=float(m)) for n, m in zip(at, rng.integers(1, 90, answers), strict=True)
-            ],
-            "thumb": np.where(right[at] == (rng.random(answers) < 0.85), "up", "down"),
-            "user": [None if n == 0 else f"u{n}" for n in rng.integers(0, 30, answers)],
-        }
+    row = rng.integers(0, answers, answers)
+    given = pd.DataFrame({"interaction_id": ids[row], "given_at": add_delay(row, "min")}).assign(
+        thumb=np.where(correct[row] == (rng.random(answers) < 0.85), "up", "down"),
+        user=[None if number == 0 else f"u{number}" for number in rng.integers(0, 30, answers)],
     )
-    at = rng.integers(0, answers, answers // 2)
-    said = right[at] ^ (rng.random(len(at)) < 0.1)
-    judged = pd.DataFrame(
-        {
-            "interaction_id": [ids[n] for n in at],
-            "reviewed_at": [
-                asked[n] + timedelta(hours=float(h)) for n, h in zip(at, rng.integers(1, 90, len(at)), strict=True)
-            ],
-            "reviewer": [f"sme-{n}" for n in rng.integers(0, 3, len(at))],
-            "complete": said,
-            "correct": said | (rng.random(len(at)) < 0.3),
-            "truthful": True,
-            "inclusion_probability": rng.choice([0.2, 0.5, np.nan], len(at)),
-            "batch": np.where(np.arange(len(at)) < len(at) // 2, "000001", "000002"),
-        }
+    row = rng.integers(0, answers, answers // 2)
+    label = correct[row] ^ (rng.random(len(row)) < 0.1)
+    judged = pd.DataFrame({"interaction_id": ids[row], "reviewed_at": add_delay(row, "h")}).assign(
+        reviewer=[f"sme-{number}" for number in rng.integers(0, 3, len(row))],
+        complete=label,
+        correct=label | (rng.random(len(row)) < 0.3),
+        truthful=True,
+        inclusion_probability=rng.choice([0.2, 0.5, np.nan], len(row)),
+        batch=make_batches(len(row)),
     )
     return rows, given, judged
 
@@ -119,6 +109,8 @@ def test_data_card_counts_add_up() -> None:
     assert len(listed) + summary.conflicts.more == labels.conflicting_reviews
     assert summary.reviewers.answers > 0
     assert summary.thumbs.weights == "estimated, agreement"
+    assert summary.conflicts.thumbs_against_reviewers == frame["thumbs_disagree"].sum() > 0
+    assert (frame.loc[frame["thumbs_disagree"], "source"] == "review").all()
 
 
 @pytest.mark.heavy
@@ -285,12 +277,6 @@ def test_training_table_near_duplicates_of_holdout() -> None:
     assert summary.labels.excluded == 1
 
 
-def test_training_table_marks_thumbs_against_reviewers() -> None:
-    frame, summary = table(crowd())
-    assert summary.conflicts.thumbs_against_reviewers == frame["thumbs_disagree"].sum() > 0
-    assert (frame.loc[frame["thumbs_disagree"], "source"] == "review").all()
-
-
 def test_training_table_ignores_unknown_answers() -> None:
     rows, given, judged = crowd()
     frame, _ = table((rows, given, judged))
@@ -301,7 +287,7 @@ def test_training_table_ignores_unknown_answers() -> None:
 
 def test_training_table_duplicate_interaction_raises() -> None:
     rows, given, judged = crowd()
-    with pytest.raises(AbstainError, match="^interaction 'q-[0-9]{4}' is in data/ twice: remove one of its rows$"):
+    with pytest.raises(AbstainError, match="interaction 'q-[0-9]{4}' is in data/ twice"):
         table((pd.concat([rows, rows.tail(1)]), given, judged))
 
 

@@ -29,21 +29,16 @@ def of_users(rows: list[Vote], weight: pd.Series) -> pd.Series:
     return weight.groupby([user for _, user, _ in rows]).sum()
 
 
-def test_cap_user_weights_dominant_user_is_cut() -> None:
-    rows = alone(1000, *[1] * 100)
+@pytest.mark.parametrize("n_dominant", [1, 10])
+def test_cap_user_weights_dominant_user_is_cut(n_dominant: int) -> None:
+    rows = alone(*[1000 // n_dominant] * n_dominant, *[1] * 100)
     weight, largest = limited(rows)
-    of = of_users(rows, weight)
-    assert of[1] == pytest.approx(0.05 * weight.sum())
-    assert (of[2:] == 0.4).all()
+    by_user = of_users(rows, weight)
+    assert by_user[:n_dominant].to_numpy() == pytest.approx(0.05 * weight.sum())
+    assert (by_user[n_dominant:] == 0.4).all()
     assert weight[:1000].nunique() == 1
-    assert (largest.n_users, largest.before, largest.after) == (101, pytest.approx(1000 / 1100), pytest.approx(0.05))
-
-
-def test_cap_user_weights_several_users_are_cut() -> None:
-    rows = alone(*[500] * 10, *[1] * 100)
-    of = of_users(rows, limited(rows)[0])
-    assert of[:10].to_numpy() == pytest.approx(0.05 * of.sum())
-    assert (of[10:] == 0.4).all()
+    assert largest.n_users == 100 + n_dominant
+    assert (largest.before, largest.after) == pytest.approx((1000 / n_dominant / 1100, 0.05))
 
 
 def test_cap_user_weights_few_users_have_equal_shares() -> None:

@@ -1,8 +1,10 @@
 from collections.abc import Iterable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from abstain.core.codes import Code
 from abstain.core.contracts import Document, Interaction, Review, Thumb
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
@@ -69,14 +71,13 @@ def test_staged_batch_unpublished_leaves_nothing(tmp_path: Path) -> None:
 def test_publish_moves_referenced_files_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, replace, moved = tmp_path / "data", Path.replace, list[str]()
 
-    def seen(self: Path, target: Path) -> Path:
+    def record_move(self: Path, target: Path) -> Path:
         if data in target.parents:
             moved.append(target.relative_to(data).parts[0])
         return replace(self, target)
 
-    monkeypatch.setattr(Path, "replace", seen)
-    files = {"sources/drop.json": b"{}", "batches.jsonl": b"", "documents/fees.md": markdown().encode()}
-    add(data, FIRST, files)
+    monkeypatch.setattr(Path, "replace", record_move)
+    add(data, FIRST, {"sources/drop.json": b"{}", "batches.jsonl": b"", "documents/fees.md": markdown().encode()})
     tables = ["documents", "documents.jsonl", "chunks.jsonl", "interactions", "feedback", "reviews"]
     assert moved == [*tables, "batches.jsonl", "sources"]
 
@@ -104,24 +105,15 @@ def test_key_index_finds_every_row(tmp_path: Path) -> None:
     assert index.get_asked_at("nobody") is None
 
 
-def test_make_record_identity_by_contract(tmp_path: Path) -> None:
-    rows = [
-        *FIRST,
-        *SECOND,
-        interaction("b", answer="other"),
-        feedback("b", user="u"),
-        feedback("b", "down", user="u"),
-        feedback("b", user="w"),
-        feedback("b", days=1.5, user="u"),
-        feedback("b", "down"),
-        review("a", right=False),
-        review("a", reviewer="sme-2"),
-    ]
-    lines = [make_record(row) for row in rows]
-    assert len({line.key for line in lines}) == len(lines) - 1, "an interaction goes by its id, whatever it says"
-    assert {"interactions/a", "interactions/b"} <= {line.key for line in lines}
-    same = {(i, j) for i in range(len(lines)) for j in range(i) if lines[i].identity == lines[j].identity}
-    assert same == {(5, 0), (7, 6), (11, 3)}, "strangers' thumbs are two, a user's of one moment are one"
+def test_make_record_identity_by_contract() -> None:
+    thumbs = [feedback("b", user="u"), feedback("b", "down", user="u"), feedback("b", user="w")]
+    thumbs += [feedback("b", days=1.5, user="u"), feedback("b", "down")]
+    reviews = [review("a", right=False), review("a", reviewer="sme-2")]
+    records = [make_record(row) for row in (*FIRST, *SECOND, interaction("b", answer="other"), *thumbs, *reviews)]
+    assert len({record.key for record in records}) == len(records) - 1, "an interaction goes by its id"
+    assert {"interactions/a", "interactions/b"} <= {record.key for record in records}
+    equal = {(i, j) for i in range(len(records)) for j in range(i) if records[i].identity == records[j].identity}
+    assert equal == {(5, 0), (7, 6), (11, 3)}, "two anonymous thumbs differ, a user has one at a time"
 
 
 def test_data_store_missing_folder_has_no_rows(tmp_path: Path) -> None:
@@ -139,8 +131,9 @@ def test_data_store_missing_folder_has_no_rows(tmp_path: Path) -> None:
 
 
 def test_require_interactions_empty_store_raises(tmp_path: Path) -> None:
-    with pytest.raises(AbstainError, match=r"^no interactions in data/: run `abstain ingest FILE...` first$"):
+    with pytest.raises(AbstainError) as caught:
         DataStore(tmp_path).require_interactions()
+    assert caught.value.code == Code.NO_ROWS
     add(tmp_path / "data", FIRST)
     assert list(DataStore(tmp_path / "data").require_interactions().iter_rows(Interaction)) == list(FIRST[:2])
 
@@ -180,7 +173,7 @@ def test_iter_rows_broken_row_names_line(tmp_path: Path, line: str, message: str
 def test_iter_rows_invalid_utf8_names_line(tmp_path: Path) -> None:
     (tmp_path / "reviews").mkdir()
     (tmp_path / "reviews" / "000001.jsonl").write_bytes(b'{"interaction_id": "\xff"}\n')
-    with pytest.raises(AbstainError, match=r"000001.jsonl line 1: not valid UTF-8 \(byte 21\)"):
+    with pytest.raises(AbstainError, match=r"000001.jsonl line 1: not valid UTF-8"):
         list(DataStore(tmp_path).iter_rows(Review))
 
 
@@ -210,11 +203,7 @@ def test_read_lines_skips_blank_lines(tmp_path: Path) -> None:
 def test_write_atomically_failure_keeps_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "rows.jsonl"
     write_atomically(path, b"old\n")
-
-    def fail(self: Path, target: Path) -> Path:
-        raise OSError("disk gone")
-
-    monkeypatch.setattr(Path, "replace", fail)
+    monkeypatch.setattr(Path, "replace", Mock(side_effect=OSError("disk gone")))
     with pytest.raises(OSError, match="disk gone"):
         write_atomically(path, b"new\n")
     assert bytes_of(tmp_path) == {"rows.jsonl": b"old\n"}

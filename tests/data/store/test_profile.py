@@ -5,10 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abstain.core.contracts import Context, Interaction
+from abstain.core.contracts import Context
 from abstain.data.store.profile import (
-    LANGUAGES,
-    LENGTHS,
     MAX_LANGUAGE_SAMPLES,
     MEASURES,
     Profile,
@@ -44,32 +42,24 @@ def test_get_length_bin_is_half_octave(length: int) -> None:
 def test_profiler_counts_lengths_with_languages() -> None:
     german = "Wie hoch ist die Jahresgebühr der Karte, und wann wird sie abgebucht?"
     profile = profile_of([*lines(3), *lines(2, german)[1:]])
-    assert profile.rows == 4
+    assert (profile.rows, profile_of([]).rows) == (4, 0)
     assert profile.get_counts("question length") == {"32": 3, "64": 1}
     assert profile.get_counts("question language") == {"de": 1, "en": 3}
     assert profile.get_counts("context length") == {"182": 4}
-    assert set(profile.counts) == {*LENGTHS, *LANGUAGES}
+    assert profile.counts.keys() == set(MEASURES)
 
 
 def test_profiler_sample_is_bounded_in_any_order() -> None:
-    rows = [
-        *lines(MAX_LANGUAGE_SAMPLES),
-        *(
-            make_record(interaction(f"x-{at}", question="Où est la banque, s'il vous plaît ?"))
-            for at in range(MAX_LANGUAGE_SAMPLES)
-        ),
-    ]
+    french = "Où est la banque, s'il vous plaît ?"
+    rows = [make_record(interaction(f"x-{n}", question=french)) for n in range(MAX_LANGUAGE_SAMPLES)]
+    rows += lines(MAX_LANGUAGE_SAMPLES)
     profile = profile_of(rows)
     random.Random(1).shuffle(rows)
     assert profile_of(rows) == profile
-    told = profile.get_counts("question language")
-    assert (
-        sum(told.values())
-        == MAX_LANGUAGE_SAMPLES
-        < sum(profile.get_counts("question length").values())
-        == 2 * MAX_LANGUAGE_SAMPLES
-    )
-    assert 0.4 < told["fr"] / MAX_LANGUAGE_SAMPLES < 0.6
+    languages = profile.get_counts("question language")
+    assert sum(languages.values()) == MAX_LANGUAGE_SAMPLES
+    assert sum(profile.get_counts("question length").values()) == 2 * MAX_LANGUAGE_SAMPLES
+    assert 0.4 < languages["fr"] / MAX_LANGUAGE_SAMPLES < 0.6
 
 
 @given(PROFILES, PROFILES, PROFILES)
@@ -83,8 +73,3 @@ def test_profile_addition_is_commutative(one: Profile, two: Profile, three: Prof
 @pytest.mark.parametrize("text", ["", "12345", "\x00\ud800", "?!"])
 def test_detect_language_without_words_is_und(text: str) -> None:
     assert detect_language(text) == "und"
-
-
-def test_profiler_empty_batch() -> None:
-    assert profile_of([]).rows == 0
-    assert isinstance(lines(1)[0].row, Interaction)

@@ -1,4 +1,3 @@
-import gzip
 import hashlib
 import json
 from collections import Counter
@@ -13,7 +12,6 @@ from abstain.config.params import SplitParams
 from abstain.core.errors import AbstainError
 from abstain.data.store.splits import (
     MIN_SAMPLED,
-    Split,
     assign_splits,
     check_splits,
     compute_holdout_digest,
@@ -25,10 +23,8 @@ from abstain.data.store.splits import (
 from abstain.sample.files import INCOMING_FROM
 from benchmarks.sample.handbook import build_handbook
 from benchmarks.sample.questions import build_questions
-from tests.conftest import ROOT
 from tests.data.frames import BY_GROUP, BY_TIME, FROZEN
 
-QA_FROM_HF = ROOT.parent / "shared" / "data" / "qa_from_hf" / "user_feedback.jsonl.gz"
 OPENS = BY_TIME.holdout_from
 SAMPLE_COUNTS = {"validation": 181, "train": 338, "holdout": 95, "newest": 26}
 SAMPLE_DIGEST = "8f8ae1cbb6c78916381ee1ac76588a4075ece8a586503cabe52a01d88c4a11d6"
@@ -93,11 +89,6 @@ def test_assign_splits_by_time_more_rows_only_exclude(rows: Rows, more: Rows) ->
         assert after == before or (before in ("train", "validation") and after == "excluded")
 
 
-@given(st.integers(), st.text())
-def test_hash_to_unit_interval_range(seed: int, group: str) -> None:
-    assert 0 <= hash_to_unit_interval(seed, group) < 1
-
-
 @pytest.mark.parametrize(("params", "expected"), [(BY_GROUP, {"holdout", "validation"}), (BY_TIME, {"validation"})])
 def test_assign_splits_meets_fractions(params: SplitParams, expected: set[str]) -> None:
     counts = Counter(split([(f"group {n}", OPENS - timedelta(days=1)) for n in range(4000)], params))
@@ -106,7 +97,9 @@ def test_assign_splits_meets_fractions(params: SplitParams, expected: set[str]) 
         assert counts[name] / 4000 == pytest.approx(0.25, abs=0.03)
 
 
-def test_hash_to_unit_interval_value_is_fixed() -> None:
+@given(st.integers(), st.text())
+def test_hash_to_unit_interval_value_is_fixed(seed: int, group: str) -> None:
+    assert 0 <= hash_to_unit_interval(seed, group) < 1
     assert hash_to_unit_interval(11, "fees") == pytest.approx(0.8855024657, abs=1e-9)
     assert hash_to_unit_interval(12, "fees") != hash_to_unit_interval(11, "fees")
 
@@ -140,23 +133,6 @@ def test_assign_splits_keeps_index() -> None:
     assert found.to_dict() == {7: "newest", 3: "holdout"}
 
 
-@pytest.mark.skipif(not QA_FROM_HF.exists(), reason="../shared/data/qa_from_hf is not here")
-def test_assign_splits_qa_from_hf_rounds_as_published() -> None:
-    """Rounds 1 to 6 train, 7 to 9 judge, and no topic does both."""
-    with gzip.open(QA_FROM_HF, "rt", encoding="utf-8") as file:
-        rounds = pd.DataFrame([row for row in map(json.loads, file) if row["study"] == "long-term"])
-    asked_at = pd.Timestamp("2026-01-01", tz="UTC") + pd.to_timedelta(rounds["round"], "D")
-    opens, closes = (pd.Timestamp(f"2026-01-{day}", tz="UTC").to_pydatetime() for day in ("08", "11"))
-    params = SplitParams(**{**BY_TIME.model_dump(), "holdout_from": opens, "holdout_frozen_at": closes})
-    found = assign_splits(rounds["title"], asked_at, params)
-    assert set(rounds["round"][found == "holdout"]) == {7, 8, 9}
-    assert set(rounds["round"][found != "holdout"]) == {1, 2, 3, 4, 5, 6}
-    judged = set(rounds["title"][rounds["round"] >= 7])
-    assert not judged & set(rounds["title"][found.isin(["train", "validation"])])
-    assert (found == "excluded").tolist() == ((rounds["round"] <= 6) & rounds["title"].isin(judged)).tolist()
-    assert (found == "excluded").sum() > 0 and (found == "train").sum() > 300
-
-
 @pytest.mark.parametrize("opens", [None, FROZEN, FROZEN + timedelta(days=1)])
 def test_split_params_empty_window_raises(opens: datetime | None) -> None:
     with pytest.raises(ValueError, match="by: time needs a holdout_from before holdout_frozen_at"):
@@ -169,46 +145,41 @@ def test_split_params_by_time_ignores_holdout_fraction() -> None:
         SplitParams(**{**BY_GROUP.model_dump(), "holdout": 0.9})
 
 
-def refusal(splits: list[Split], correct: list[bool]) -> str | None:
-    """What `check_splits` has against them; None where it lets them pass."""
-    try:
-        check_splits(pd.DataFrame({"split": splits, "correct": correct}), "group")
-    except AbstainError as error:
-        return str(error)
-    return None
+def check(splits: list[str], correct: list[bool], by: str = "group") -> None:
+    check_splits(pd.DataFrame({"split": splits, "correct": correct}), by)
+
+
+ENOUGH = ["train", "train", "validation", "validation", "holdout", "holdout"]
 
 
 def test_check_splits_both_labels_passes() -> None:
-    enough: list[Split] = ["train", "train", "validation", "validation", "holdout", "holdout"]
-    assert refusal(enough, [True, False] * 3) is None
-    assert refusal([*enough, "newest"], [True, False] * 3 + [True]) is None
+    check(ENOUGH, [True, False] * 3)
+    check([*ENOUGH, "newest"], [True, False] * 3 + [True])
 
 
 @pytest.mark.parametrize("missing", ["train", "validation", "holdout"])
-def test_check_splits_empty_split_raises(missing: str) -> None:
-    splits: list[Split] = [s for s in ("train", "validation", "holdout") for _ in range(2) if s != missing]
-    with pytest.raises(
-        AbstainError, match=f"no labelled rows in the split '{missing}': ingest feedback on more groups"
-    ):
-        check_splits(pd.DataFrame({"split": splits, "correct": [True, False] * 2}), "group")
-    with pytest.raises(AbstainError, match=f"no labelled rows in the split '{missing}': .*split.holdout_from"):
-        check_splits(pd.DataFrame({"split": splits, "correct": [True, False] * 2}), "time")
+@pytest.mark.parametrize(
+    ("by", "remedy"), [("group", "ingest feedback on more groups"), ("time", ".*split.holdout_from")]
+)
+def test_check_splits_empty_split_raises(missing: str, by: str, remedy: str) -> None:
+    with pytest.raises(AbstainError, match=f"no labelled rows in the split '{missing}': {remedy}"):
+        check([split for split in ENOUGH if split != missing], [True, False] * 2, by)
 
 
 @pytest.mark.parametrize(
-    ("right", "only", "lacking"), [(True, "correct", "incorrect"), (False, "incorrect", "correct")]
+    ("correct", "only", "lacking"), [(True, "correct", "incorrect"), (False, "incorrect", "correct")]
 )
-def test_check_splits_one_label_raises(right: bool, only: str, lacking: str) -> None:
-    splits: list[Split] = ["train", "train", "validation", "validation", "holdout", "holdout"]
-    message = f"only {only} answers in the split 'validation' \\(2 rows\\): ingest feedback on {lacking} ones"
-    with pytest.raises(AbstainError, match=message):
-        check_splits(pd.DataFrame({"split": splits, "correct": [True, False, right, right, True, False]}), "group")
+def test_check_splits_one_label_raises(correct: bool, only: str, lacking: str) -> None:
+    with pytest.raises(
+        AbstainError, match=f"only {only} answers in the split 'validation' .*feedback on {lacking} ones"
+    ):
+        check(ENOUGH, [True, False, correct, correct, True, False])
 
 
 def test_check_splits_no_rows_raises() -> None:
     assert split([], BY_GROUP) == split([], BY_TIME) == []
     with pytest.raises(AbstainError, match="'train'"):
-        check_splits(pd.DataFrame({"split": [], "correct": []}), "group")
+        check([], [])
 
 
 def test_compute_holdout_digest_ignores_order_only() -> None:

@@ -112,10 +112,5 @@ def test_build_tables_unknown_interaction_has_no_delay() -> None:
 
 
 def test_format_short_percent_examples() -> None:
-    assert [format_short_percent(share) for share in (0, 0.005, 0.125, 1 / 3, 1)] == [
-        "0 %",
-        "0.5 %",
-        "12.5 %",
-        "33.3 %",
-        "100 %",
-    ]
+    percents = ["0 %", "0.5 %", "12.5 %", "33.3 %", "100 %"]
+    assert [format_short_percent(share) for share in (0, 0.005, 0.125, 1 / 3, 1)] == percents

@@ -22,7 +22,6 @@ from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.quarantine import Quarantine, QuarantinedRow, require_unblocked
 from abstain.ingest.report import IngestReport
 from abstain.ingest.sources.files import make_explicit_sources
-from abstain.reports.data_reports.validation import validation_report
 from tests.data.builders import (
     CHUNK,
     DOCUMENT,
@@ -44,8 +43,8 @@ pytestmark = pytest.mark.slow  # the import and some fifty runs of the suites: m
 Tables = dict[str, tuple]
 
 
-def checked(tables: Tables, before: tuple = ()) -> ValidationResult:
-    """`tables` beside one interaction, one document and its chunk, after the rows `before`."""
+def validate_tables(tables: Tables, before: tuple = ()) -> ValidationResult:
+    """Validate tables and one interaction, document and chunk, after the rows `before`."""
     every: Tables = {"documents": (DOCUMENT,), "chunks": (CHUNK,), "interactions": (interaction(),), **tables}
     stored = {
         name: tuple(make_record(row) for row in every.get(name, ())) for name in ("interactions", "feedback", "reviews")
@@ -56,10 +55,6 @@ def checked(tables: Tables, before: tuple = ()) -> ValidationResult:
     known = ExistingData(index, {"fees"}, {chunk.chunk_id for chunk in every["chunks"] if chunk.removed_at is None})
     rows = ValidatedRows(documents=every["documents"], chunks=every["chunks"], **stored)
     return validate(rows, known, PARAMS, NOW)
-
-
-def report_of(result: ValidationResult) -> str:
-    return validation_report(result, "a run")[0]
 
 
 def citing(*chunk_ids: str, key: str = "i-1") -> tuple:
@@ -73,12 +68,10 @@ def key_of(found: Any) -> str:
 
 
 def test_validate_sound_rows_pass() -> None:
-    result = checked({"interactions": citing("fees#0"), "feedback": (feedback(),), "reviews": (review(),)})
-    assert result.success
-    assert result.reasons == {}
-    assert result.all_notes == ()
-    assert {found.suite for found in result.checks} == {"interactions", "feedback", "reviews", "documents", "chunks"}
-    assert result.rows == {"interactions": 1, "feedback": 1, "reviews": 1, "documents": 1, "chunks": 1}
+    result = validate_tables({"interactions": citing("fees#0"), "feedback": (feedback(),), "reviews": (review(),)})
+    assert result.success and result.reasons == {} and result.all_notes == ()
+    assert {check.suite for check in result.checks} == set(TABLES)
+    assert result.rows == dict.fromkeys(TABLES, 1)
 
 
 def changed(row: Any, **changes: Any) -> Any:
@@ -86,17 +79,11 @@ def changed(row: Any, **changes: Any) -> Any:
     return row.model_copy(update=changes)
 
 
-TWO_THUMBS, TWO_VERDICTS = (
-    "thumb: this user gave two thumbs",
-    "review: this reviewer gave two reviews at the same time",
-)
+TWO_THUMBS, TWO_VERDICTS = "thumb: this user gave two thumbs", "review: this reviewer gave two reviews"
 BROKEN: list[tuple[Any, str]] = [
     (interaction("twice"), "interaction_id: 'twice' occurs more than once"),
     (interaction("twice", answer="x"), "interaction_id: 'twice' occurs more than once"),
-    (
-        interaction("early", asked_at=NOW + timedelta(seconds=30)),
-        "asked_at: 30 s in the future, 0 allowed (validation.max_clock_skew_seconds)",
-    ),
+    (interaction("early", asked_at=NOW + timedelta(seconds=30)), "asked_at: 30 s in the future, 0 allowed"),
     (interaction("long", answer="a" * 201), "answer: 201 characters, 200 allowed"),
     (*citing("fees#0", "b#1", "a#1", key="lost"), "contexts: no ingested document holds 'a#1', 'b#1'"),
     (changed(interaction("nan"), writer_scores={"a": math.nan, "b": 1.0}), "writer_scores: 'a' is no finite number"),
@@ -132,7 +119,9 @@ BROKEN: list[tuple[Any, str]] = [
 def test_validate_broken_row_has_reason() -> None:
     rows = [interaction(), DOCUMENT, CHUNK, *(broken for broken, _ in BROKEN)]
     contracts = zip(TABLES, (Interaction, Thumb, Review, Document, Chunk), strict=True)
-    result = checked({table: tuple(row for row in rows if isinstance(row, contract)) for table, contract in contracts})
+    result = validate_tables(
+        {table: tuple(row for row in rows if isinstance(row, contract)) for table, contract in contracts}
+    )
     assert not result.success
     assert set(result.reasons) == {key_of(broken) for broken, _ in BROKEN}
     for broken, reason in BROKEN:
@@ -140,43 +129,26 @@ def test_validate_broken_row_has_reason() -> None:
     assert {key for check in result.errors for key in check.sample} == set(result.reasons)
 
 
-def test_validate_limits_are_allowed() -> None:
-    rows: Tables = {
-        "interactions": (
-            interaction(answer="a" * 200),
-            interaction("now", asked_at=NOW),
-            interaction(
-                "scored", writer_scores={"a": -1e9}, token_log_probs=(0.0, -9.0), display="withheld", propensity=1.0
-            ),
-        ),
-        "feedback": (feedback(days=0),),
-        "reviews": (review(days=60, inclusion_probability=1.0),),
-    }
-    assert checked(rows).success
-
-
 def test_validate_rows_of_earlier_batches_fail() -> None:
     again = interaction(), feedback(user="u"), review()
-    result = checked({"interactions": again[:1], "feedback": again[1:2], "reviews": again[2:]}, before=again)
+    result = validate_tables({"interactions": again[:1], "feedback": again[1:2], "reviews": again[2:]}, before=again)
     assert set(result.reasons) == {key_of(one) for one in again}
     # and an interaction of an earlier batch is one that can be replied to
     late = feedback(days=91)
-    replies = checked({"interactions": (), "feedback": (feedback(), late)}, before=(interaction(),))
+    replies = validate_tables({"interactions": (), "feedback": (feedback(), late)}, before=(interaction(),))
     assert set(replies.reasons) == {key_of(late)}
 
 
 def test_validate_missing_contexts_are_warning() -> None:
-    result = checked({"interactions": (interaction("a"), *citing("fees#0", key="b"), interaction("c"))})
+    result = validate_tables({"interactions": (interaction("a"), *citing("fees#0", key="b"), interaction("c"))})
     assert result.success
     (warning,) = result.warnings
-    assert (warning.failed_rows, warning.sample) == (2, ("interactions/a", "interactions/c"))
-    assert warning.remark == "contexts: answered without any context"
-    assert result.format_warnings() == ["A104 2 of 3 interactions: contexts: answered without any context"]
-    assert "| contexts | at least 1 | warning | 2 | a, c |" in report_of(result)
+    assert (warning.column, warning.failed_rows) == ("contexts", 2)
+    assert warning.sample == ("interactions/a", "interactions/c")
 
 
 def test_validate_outdated_chunk_is_warning() -> None:
-    result = checked({"interactions": citing("fees#7")})
+    result = validate_tables({"interactions": citing("fees#7")})
     assert result.success
     assert [(found.column, found.failed_rows) for found in result.warnings] == [("outdated_contexts", 1)]
 
@@ -186,7 +158,6 @@ def test_validate_empty_tables_are_skipped() -> None:
     assert result.success
     assert result.checks == () and result.notes == ()
     assert [note.partition(":")[0] for note in result.all_notes] == [*TABLES]
-    assert "reviews: no rows, the suite was skipped" in report_of(result)
 
 
 def test_validate_without_documents_skips_contexts() -> None:
@@ -201,14 +172,9 @@ def test_validation_result_is_deterministic_json() -> None:
         "interactions": (interaction(answer="a" * 201), interaction("i-2")),
         "feedback": (feedback("gone"),),
     }
-    result = checked(rows)
-    text = json.dumps(result.to_dict())
-    assert text == json.dumps(checked(rows).to_dict())
-    assert json.loads(text)["success"] is False
-    page = report_of(result)
-    assert "## ✗ 2 expectations failed, by 2 rows" in page
-    assert "| answer_chars | at most 200 | **fails** | 1 | i-1 |" in page
-    assert "| interactions/i-1 | answer: 201 characters, 200 allowed (validation.max_text_chars) |" in page
+    text = json.dumps(validate_tables(rows).to_dict())
+    assert text == json.dumps(validate_tables(rows).to_dict())
+    assert json.loads(text)["success"] is False and json.loads(text)["failing"] == 2
 
 
 def test_run_suites_unknown_column_raises() -> None:
@@ -233,33 +199,21 @@ def store_of(folder: Path, *batches: Tables) -> DataStore:
 
 def test_validate_store_checks_parts_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("abstain.data.validation.store_validation.BLOCK_ROWS", 2)
-    sound = store_of(
-        tmp_path / "sound",
-        {"interactions": (*citing("fees#0"), *citing("fees#0", key="i-2"), *citing("fees#0", key="i-3"))},
-        {
-            "interactions": citing("fees#0", key="i-4"),
-            "feedback": (feedback(), feedback("i-4")),
-            "reviews": (review(),),
-        },
+    first = {"interactions": tuple(citing("fees#0", key=f"i-{n}")[0] for n in (1, 2, 3))}
+    replies = {"feedback": (feedback(), feedback("i-4")), "reviews": (review(),)}
+    result = validate_store(
+        store_of(tmp_path / "sound", first, {"interactions": citing("fees#0", key="i-4"), **replies}), PARAMS, NOW
     )
-    result = validate_store(sound, PARAMS, NOW)
     assert result.success and result.notes == () and result.warnings == ()
     assert result.rows == {"interactions": 4, "feedback": 2, "reviews": 1, "documents": 1, "chunks": 1}
 
-    broken = store_of(
-        tmp_path / "broken",
-        {"interactions": (*citing("fees#0"), *citing("fees#0", key="i-2"), *citing("fees#0", key="i-3"))},
-        {"interactions": citing("fees#0", key="i-1"), "feedback": (feedback("i-9"), feedback("i-3", days=91))},
-    )
-    result = validate_store(broken, PARAMS, NOW)
-    found = {"/".join(key.split("/")[:2]): list(map(str, why)) for key, why in result.reasons.items()}
-    assert found == {
-        "interactions/i-1": ["interaction_id: occurs more than once"],
-        "feedback/i-9": ["interaction_id: there is no such interaction"],
-        "feedback/i-3": [
-            "given_at: 91 days after the question, 90 allowed (validation.max_feedback_delay_days)",
-            "given_at: 2,635,200 s in the future, 0 allowed (validation.max_clock_skew_seconds)",
-        ],
+    second = {"interactions": citing("fees#0", key="i-1"), "feedback": (feedback("i-9"), feedback("i-3", days=91))}
+    result = validate_store(store_of(tmp_path / "broken", first, second), PARAMS, NOW)
+    failing = {"/".join(key.split("/")[:2]): [r.field for r in reasons] for key, reasons in result.reasons.items()}
+    assert failing == {
+        "interactions/i-1": ["interaction_id"],
+        "feedback/i-9": ["interaction_id"],
+        "feedback/i-3": ["given_at", "given_at"],
     }
     assert result.n_failed_rows == 3
 
@@ -273,15 +227,12 @@ def test_validate_store_broken_line_names_file(tmp_path: Path) -> None:
 
 
 def test_validate_store_many_failing_rows_are_counted(tmp_path: Path) -> None:
-    store = store_of(
-        tmp_path,
-        {"interactions": tuple(interaction(f"i-{at}", answer="a" * 201) for at in range(MAX_LISTED_ROWS + 100))},
-    )
+    count = MAX_LISTED_ROWS + 100
+    store = store_of(tmp_path, {"interactions": tuple(interaction(f"i-{n}", answer="a" * 201) for n in range(count))})
     result = validate_store(store, PARAMS, NOW)
-    assert (result.n_failed_rows, len(result.reasons), result.unlisted) == (MAX_LISTED_ROWS + 100, MAX_LISTED_ROWS, 100)
+    assert (result.n_failed_rows, len(result.reasons), result.unlisted) == (count, MAX_LISTED_ROWS, 100)
     (check,) = result.errors
-    assert (check.failed_rows, len(check.sample)) == (MAX_LISTED_ROWS + 100, MAX_SAMPLE_ROWS)
-    assert f"and {MAX_LISTED_ROWS + 50:,} more" in report_of(result)
+    assert (check.failed_rows, len(check.sample)) == (count, MAX_SAMPLE_ROWS)
 
 
 def test_ingest_quarantines_failing_rows(tmp_path: Path) -> None:
@@ -295,39 +246,26 @@ def test_ingest_quarantines_failing_rows(tmp_path: Path) -> None:
     )
     files, data = [str(tmp_path / "fees.md"), str(tmp_path / "rows.jsonl")], tmp_path / "data"
     report = ingest(make_explicit_sources(files), data, PARAMS, NOW)
-    assert (report.read, report.accepted, report.quarantined, report.pending, report.awaiting_documents) == (
-        5,
-        3,
-        1,
-        1,
-        1,
-    )
-    assert report.newly_rejected == 1 and report.quarantine
-    refused = read_rows(data / report.quarantine, QuarantinedRow)
-    assert {found.line: [reason.message_with_code for reason in found.reasons] for found in refused} == {
-        2: ["A104 given_at: before the question was asked (-1 days)"],
-        3: ["A104 contexts: no ingested document holds 'nowhere#1'"],
+    assert (report.read, report.accepted, report.quarantined) == (5, 3, 1)
+    assert (report.pending, report.awaiting_documents, report.newly_rejected) == (1, 1, 1)
+    assert report.quarantine
+    rejected = read_rows(data / report.quarantine, QuarantinedRow)
+    assert {row.line: [(reason.code, reason.field) for reason in row.reasons] for row in rejected} == {
+        2: [("A104", "given_at")],
+        3: [("A104", "contexts")],
     }
     assert "2 of 4 interactions: contexts: answered without any context" in report.to_markdown()
     assert validate_store(DataStore(data), PARAMS, NOW).success
     again = ingest(make_explicit_sources(files), data, PARAMS, NOW)
-    assert (again.accepted, again.duplicate, again.quarantined, again.awaiting_documents, again.newly_rejected) == (
-        0,
-        3,
-        1,
-        1,
-        0,
-    )
+    assert (again.accepted, again.duplicate, again.quarantined) == (0, 3, 1)
+    assert (again.awaiting_documents, again.newly_rejected) == (1, 0)
 
 
 def test_ingest_unknown_chunks_await_documents(tmp_path: Path) -> None:
     (tmp_path / "fees.md").write_text(markdown(), encoding="utf-8")
     (tmp_path / "cards.md").write_text(markdown().replace("doc_id: fees", "doc_id: cards"), encoding="utf-8")
-    rows = [
-        row(f"i-{n}", thumb=thumb(), review=verdict(), contexts=[{"chunk_id": "cards#0", "text": "t"}])
-        for n in range(9)
-    ]
-    write_lines(tmp_path / "rows.jsonl", *rows)
+    own = {"thumb": thumb(), "review": verdict(), "contexts": [{"chunk_id": "cards#0", "text": "t"}]}
+    write_lines(tmp_path / "rows.jsonl", *(row(f"i-{n}", **own) for n in range(9)))
     data = tmp_path / "data"
 
     def take(*names: str) -> IngestReport:
@@ -335,7 +273,6 @@ def test_ingest_unknown_chunks_await_documents(tmp_path: Path) -> None:
 
     waiting = take("fees.md", "rows.jsonl")
     assert (waiting.accepted, waiting.pending, waiting.awaiting_documents, waiting.newly_rejected) == (1, 9, 9, 0)
-    assert "9 answers await the documents" in waiting.to_markdown()
     require_unblocked(data)
     came = take("cards.md")
     assert dict(came.resolved_pending) == {"accepted": 9}

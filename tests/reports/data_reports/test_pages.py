@@ -39,19 +39,18 @@ DRIFT = DriftStatistics(
 SPLITS = (SplitLabels("all", 40, 30, 10), SplitLabels("train", 40, 30, 10), SplitLabels("holdout", 0, 0, 0))
 
 
-def check(suite: str, column: str, unexpected: int = 0, severity: str = "error", told: str = "") -> CheckResult:
-    keys = tuple(f"{suite}/row-{at}" for at in range(min(unexpected, 5)))
-    between = {"min_value": 1, "max_value": 20_000}
+def check(suite: str, column: str, failing: int = 0, severity: str = "error", message: str = "") -> CheckResult:
+    keys = tuple(f"{suite}/row-{n}" for n in range(min(failing, 5)))
     return CheckResult(
         suite=suite,
         expectation="ExpectColumnValuesToBeBetween",
         column=column,
-        arguments=between,
+        arguments={"min_value": 1, "max_value": 20_000},
         severity=severity,
-        success=not unexpected,
-        failed_rows=unexpected,
+        success=not failing,
+        failed_rows=failing,
         sample=keys,
-        messages=(told,) if told else keys,
+        messages=(message,) if message else keys,
         remark=f"{column}: not liked",
         code=Code.DRIFT if suite == "drift" else Code.FAILED_CHECK,
     )
@@ -68,12 +67,9 @@ def failed(field: str, message: str) -> Reasons:
     return (Reason(Code.FAILED_CHECK, field, message),)
 
 
-def rows_result(**changes: Any) -> ValidationResult:
-    fields: dict[str, Any] = {
-        "rows": {"interactions": 1_200, "feedback": 0},
-        "checks": (check("interactions", "question_chars"), check("interactions", "answer_chars")),
-    }
-    return ValidationResult(**{**fields, **changes})
+def rows_result(failing: int = 0, **changes: Any) -> ValidationResult:
+    checks = (check("interactions", "question_chars"), check("interactions", "answer_chars", failing))
+    return ValidationResult(rows={"interactions": 1_200, "feedback": 0}, checks=checks, **changes)
 
 
 HOSTILE = (
@@ -82,7 +78,7 @@ HOSTILE = (
 FAILED = ValidationResult.merge(
     [
         rows_result(
-            checks=(check("interactions", "question_chars"), check("interactions", "answer_chars", 3)),
+            3,
             reasons={
                 "interactions/q-17": failed("answer", "31,204 characters, 20,000 allowed (validation.max_text_chars)"),
                 f"interactions/{HOSTILE}": failed("asked_at", "86,400 s in the future"),
@@ -118,11 +114,8 @@ def test_validation_report_state_is_worst_expectation() -> None:
 
 
 def test_validation_report_lists_first_failing_rows() -> None:
-    failing = rows_result(
-        checks=(check("interactions", "question_chars"), check("interactions", "answer_chars", 60)),
-        reasons={f"interactions/row-{at:03d}": failed("answer", f"reason {at}") for at in range(60)},
-    )
-    words = page_of(failing).prose
+    reasons = {f"interactions/row-{n:03d}": failed("answer", f"reason {n}") for n in range(60)}
+    words = page_of(rows_result(60, reasons=reasons)).prose
     assert f"answer: reason {MAX_REPORTED_ROWS - 1}" in words and f"answer: reason {MAX_REPORTED_ROWS}" not in words
     assert "and 10 more" in words
 
