@@ -8,7 +8,6 @@ import json
 from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.text import PSEUDONYM, shorten_name
-from abstain.data.labels.data_card import DataCard
 from abstain_tasks.runs.events import ALARM, post_event
 from abstain_tasks.runs.workspace import Workspace
 
@@ -22,6 +21,8 @@ def emit_contradiction_alarms(workspace: Workspace) -> None:
     Args:
         workspace: The workspace with the data card.
     """
+    from abstain.data.labels.data_card import DataCard  # imports scipy, which a run does not need before
+
     card = DataCard.from_dict(json.loads((workspace.path / paths.DATASET_SUMMARY).read_text()))
     code = Code.CONTRADICTS_OTHERS
     for named in card.contradicting.flagged:

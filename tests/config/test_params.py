@@ -20,7 +20,7 @@ def write(folder: Path, text: str) -> Path:
     return file
 
 
-def changed(folder: Path, section: str, **values: Any) -> Path:
+def write_changed(folder: Path, section: str, **values: Any) -> Path:
     return write(folder, yaml.safe_dump({**SHIPPED, section: {**SHIPPED[section], **values}}))
 
 
@@ -80,7 +80,7 @@ def test_load_params_missing_keys_are_named(tmp_path: Path) -> None:
 )
 def test_load_params_value_out_of_range_names_key(tmp_path: Path, section: str, key: str, value: object) -> None:
     with pytest.raises(AbstainError, match=f"params.yaml: {section}.{key}"):
-        load_params(changed(tmp_path, section, **{key: value}))
+        load_params(write_changed(tmp_path, section, **{key: value}))
 
 
 @pytest.mark.parametrize(
@@ -88,21 +88,23 @@ def test_load_params_value_out_of_range_names_key(tmp_path: Path, section: str, 
     [("labels", "thumb_weight", 0), ("probe", "huber_lambda", 0), ("probe", "dropout", 0), ("promotion", "max_ece", 1)],
 )
 def test_load_params_closed_ends_are_valid(tmp_path: Path, section: str, key: str, value: float) -> None:
-    assert getattr(getattr(load_params(changed(tmp_path, section, **{key: value})), section), key) == value
+    assert getattr(getattr(load_params(write_changed(tmp_path, section, **{key: value})), section), key) == value
 
 
 def test_load_params_unknown_target_or_repeated_kind_raises(tmp_path: Path) -> None:
     assert get_args(CorrectnessTarget) == ("label", *METRICS)
     with pytest.raises(AbstainError, match=r"regressors.targets.1: .*'label', 'cosine'.*$"):
-        load_params(changed(tmp_path, "regressors", targets=["label", "bleu"]))
+        load_params(write_changed(tmp_path, "regressors", targets=["label", "bleu"]))
     with pytest.raises(AbstainError, match="regressors: .*kinds: linear is there twice: name it once"):
-        load_params(changed(tmp_path, "regressors", kinds=["linear", "linear"]))
+        load_params(write_changed(tmp_path, "regressors", kinds=["linear", "linear"]))
 
 
 def test_load_params_equal_copies_raise(tmp_path: Path) -> None:
-    assert load_params(changed(tmp_path, "perturbation", selection="random", n_copies=3)).perturbation.n_copies == 3
+    assert (
+        load_params(write_changed(tmp_path, "perturbation", selection="random", n_copies=3)).perturbation.n_copies == 3
+    )
     with pytest.raises(AbstainError, match="perturbation: .*copies by entropy are all alike: set n_copies to 1"):
-        load_params(changed(tmp_path, "perturbation", selection="entropy", n_copies=3))
+        load_params(write_changed(tmp_path, "perturbation", selection="entropy", n_copies=3))
 
 
 def test_load_params_missing_file_raises(tmp_path: Path) -> None:

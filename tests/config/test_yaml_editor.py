@@ -15,7 +15,7 @@ PARAMS = read_template("params.yaml")
 KEYS = [f"{section}.{key}" for section, keys in yaml.safe_load(PARAMS).items() for key in keys]
 
 
-def without(names: set[str]) -> str:
+def remove_keys(names: set[str]) -> str:
     """The template without these keys; a section whose keys are all gone is gone, too."""
     kept, section = [], ""
     for line in PARAMS.splitlines(keepends=True):
@@ -44,7 +44,7 @@ def test_update_yaml_edits_list_entry() -> None:
 @settings(max_examples=10)
 @given(names=st.sets(st.sampled_from(KEYS), max_size=8))
 def test_add_missing_keys_restores_template_order(names: set[str]) -> None:
-    text, added = add_missing_keys(without(names), PARAMS)
+    text, added = add_missing_keys(remove_keys(names), PARAMS)
     assert list(filter(None, text.splitlines())) == list(filter(None, PARAMS.splitlines()))
     assert {name for name in names if name not in added} == {name for name in names if name.partition(".")[0] in added}
 

@@ -1,5 +1,3 @@
-"""A file is whole or not there, after a power cut, too. (`test_store` and `test_cache` have the errors of a disk.)"""
-
 from __future__ import annotations
 
 import os

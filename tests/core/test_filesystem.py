@@ -1,5 +1,3 @@
-"""What is shown of URLs, and where their secrets come from."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""Foreign text on a terminal, and refusals."""
-
 from __future__ import annotations
 
 import pytest

@@ -1,5 +1,3 @@
-"""The plots: what they show, that they are the same each time, and that they can be read on light and dark ground."""
-
 from __future__ import annotations
 
 import re
@@ -20,11 +18,11 @@ TABLES = evaluated().tables
 
 
 @lru_cache
-def drawn(name: str) -> bytes:
+def draw(name: str) -> bytes:
     return render_plot(name, TABLES[name])
 
 
-def words(svg: bytes) -> list[str]:
+def read_texts(svg: bytes) -> list[str]:
     """The texts of a drawing, which is parsed as XML as strictly as a browser does."""
     return [" ".join(node.itertext()) for node in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
 
@@ -32,8 +30,8 @@ def words(svg: bytes) -> list[str]:
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", PLOTS)
 def test_render_plot_is_small_deterministic_svg(name: str) -> None:
-    svg = drawn(name)
-    assert words(svg)
+    svg = draw(name)
+    assert read_texts(svg)
     assert 5_000 < len(svg) < 40_000
     assert svg == render_plot(name, TABLES[name])
     assert re.findall(rb"<(?:script|image|a)\b|href=\"(?!#)|<metadata", svg) == []
@@ -42,7 +40,7 @@ def test_render_plot_is_small_deterministic_svg(name: str) -> None:
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", PLOTS)
 def test_render_plot_uses_theme_colours(name: str) -> None:
-    drawing = re.sub(rb"<style>.*?</style>", b"", drawn(name), flags=re.DOTALL)
+    drawing = re.sub(rb"<style>.*?</style>", b"", draw(name), flags=re.DOTALL)
     used = {colour.decode() for colour in re.findall(rb"#[0-9a-f]{6}", drawing)}
     assert used <= set(LIGHT.values())
     assert len(used) >= 4
@@ -53,17 +51,17 @@ def test_render_plot_uses_theme_colours(name: str) -> None:
 def test_theme_contrast_meets_wcag(theme: dict[str, str]) -> None:
     """WCAG 2.1: 4.5 to 1 for text, 3 to 1 for what is drawn; a grid may be faint."""
     for name in ("text", "soft"):
-        assert contrast(theme[name], theme["paper"]) >= 4.5, name
+        assert compute_contrast(theme[name], theme["paper"]) >= 4.5, name
     for name in ("blue", "orange", "green", "grey"):
-        assert contrast(theme[name], theme["paper"]) >= 3, name
+        assert compute_contrast(theme[name], theme["paper"]) >= 3, name
 
 
-def contrast(one: str, other: str) -> float:
-    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+def compute_contrast(one: str, other: str) -> float:
+    light, dark = sorted((compute_luminance(one), compute_luminance(other)), reverse=True)
     return (light + 0.05) / (dark + 0.05)
 
 
-def luminance(colour: str) -> float:
+def compute_luminance(colour: str) -> float:
     parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
@@ -75,14 +73,14 @@ def test_render_plot_depends_on_table(name: str) -> None:
     table = TABLES[name]
     columns = {"threshold": "precision", "roc": "true_positive_rate", "risk_coverage": "risk", "confidence": "correct"}
     column = columns.get(name, "accuracy")
-    assert render_plot(name, table.assign(**{column: table[column] * 0.9})) != drawn(name)
+    assert render_plot(name, table.assign(**{column: table[column] * 0.9})) != draw(name)
 
 
 def test_render_plot_threshold_labels() -> None:
     guarantee = "evaluation.threshold.guarantee"
     by_error_rate = {f"{guarantee}.metric": "error_rate", f"{guarantee}.target": 0.05}
     guaranteed, heuristic, error_rate = (
-        set(words(render_plot("threshold", evaluated(**options).tables["threshold"])))
+        set(read_texts(render_plot("threshold", evaluated(**options).tables["threshold"])))
         for options in ({}, {"guaranteed": False}, {"changed": by_error_rate})
     )
     lines = {f"heuristic: {HEURISTIC:.3f}", "aimed at: 80 %", "precision", "coverage"}
@@ -93,8 +91,8 @@ def test_render_plot_threshold_labels() -> None:
 
 def test_render_plot_lines_differ_by_dashes() -> None:
     for name in ("roc", "risk_coverage"):
-        svg = drawn(name)
-        assert {"probe", "fusion", "min_log_prob", "length_only"} <= set(words(svg))
+        svg = draw(name)
+        assert {"probe", "fusion", "min_log_prob", "length_only"} <= set(read_texts(svg))
         dashes = set()
         for colour in ("blue", "orange", "green", "grey"):
             styles = re.findall(rf'style="fill: none; ([^"]*stroke: {LIGHT[colour]}[^"]*)"', svg.decode())
@@ -105,8 +103,8 @@ def test_render_plot_lines_differ_by_dashes() -> None:
 
 
 def test_render_plot_leaderboard_best_on_top() -> None:
-    table, svg = TABLES["leaderboard"], drawn("leaderboard")
-    texts = words(svg)
+    table, svg = TABLES["leaderboard"], draw("leaderboard")
+    texts = read_texts(svg)
     names = [name for name in table["scorer"] if len(name) < 24]
     assert [text for text in texts if text in names] == names
     assert {f"{value:.3f}" for value in table["auroc"].dropna()} | {"not defined"} <= set(texts)
@@ -122,13 +120,13 @@ def test_render_plot_draws_name_as_written(text: str) -> None:
     table = pd.DataFrame({"scorer": ["probe", text], "kind": "signal", **aurocs})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        texts = words(render_plot("leaderboard", table))
+        texts = read_texts(render_plot("leaderboard", table))
     assert any(" ".join(text.split())[:3] in drawn_text for drawn_text in texts)
 
 
 @pytest.mark.parametrize("name", PLOTS)
 def test_render_plot_empty_table_is_not_defined(name: str) -> None:
-    assert words(render_plot(name, TABLES[name].iloc[:0])) == ["not defined for these answers"]
+    assert read_texts(render_plot(name, TABLES[name].iloc[:0])) == ["not defined for these answers"]
 
 
 def test_render_plot_undefined_value_is_gap() -> None:
@@ -142,11 +140,11 @@ def test_render_plot_undefined_value_is_gap() -> None:
 
 def test_render_plot_one_class_holdout() -> None:
     nothing = TABLES["roc"].assign(true_positive_rate=np.nan)
-    assert "probe" in words(render_plot("roc", nothing))
+    assert "probe" in read_texts(render_plot("roc", nothing))
     board = TABLES["leaderboard"].assign(auroc=np.nan, auroc_low=np.nan, auroc_high=np.nan)
-    assert words(render_plot("leaderboard", board)).count("not defined") == len(board)
+    assert read_texts(render_plot("leaderboard", board)).count("not defined") == len(board)
     empty = TABLES["confidence"].assign(right=0.0, wrong=0.0)
-    assert "correct (up)" in words(render_plot("confidence", empty))
+    assert "correct (up)" in read_texts(render_plot("confidence", empty))
 
 
 def test_render_plot_large_holdout_stays_small() -> None:

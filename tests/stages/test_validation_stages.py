@@ -1,5 +1,3 @@
-"""The stages `validate` and `dataset` in a folder of their own, with the real suites."""
-
 from __future__ import annotations
 
 import shutil
@@ -36,8 +34,10 @@ def params() -> Params:
 def accepted(tmp_path_factory: pytest.TempPathFactory, params: Params) -> Path:
     """A data folder of two batches, the second of them in German."""
     folder = tmp_path_factory.mktemp("accepted")
-    english = [line(at, f"What is the annual fee of card number {at:03d}, and when is it due?") for at in range(200)]
-    german = [line(at, f"Wie hoch ist die Jahresgebühr der Karte mit Nummer {at}?") for at in range(200, 260)]
+    english = [
+        make_line(at, f"What is the annual fee of card number {at:03d}, and when is it due?") for at in range(200)
+    ]
+    german = [make_line(at, f"Wie hoch ist die Jahresgebühr der Karte mit Nummer {at}?") for at in range(200, 260)]
     for number, rows in enumerate((english, german)):
         file = write_lines(folder / f"{number}.jsonl", *rows)
         report = ingest(
@@ -47,7 +47,7 @@ def accepted(tmp_path_factory: pytest.TempPathFactory, params: Params) -> Path:
     return folder / "data"
 
 
-def line(at: int, question: str) -> dict:
+def make_line(at: int, question: str) -> dict:
     """An answer in a group of ten, right every other time; its thumb always says so."""
     right = at % 2 == 0
     said = {"thumb": thumb("up" if right else "down"), "review": verdict(right)}

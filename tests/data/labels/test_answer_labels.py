@@ -33,11 +33,11 @@ def place(rows: Sequence[Review]) -> pd.DataFrame:
     return placed.assign(row=placed.pop("interaction_id").map("abc".index))
 
 
-def verdict(*rows: Review, **changes: object) -> pd.Series:
-    return reviewed(*rows, **changes).loc[0]
+def resolve_first(*rows: Review, **changes: object) -> pd.Series:
+    return resolve_all(*rows, **changes).loc[0]
 
 
-def label(
+def assign_thumb_weight(
     verdicts: pd.DataFrame,
     balance: list[int],
     params: LabelParams = LABELS,
@@ -48,12 +48,12 @@ def label(
     return assign_labels(pd.Series(shown_with or [np.nan] * len(balance)), verdicts, np.array(balance), said, params)
 
 
-def reviewed(*rows: Review, **changes: object) -> pd.DataFrame:
+def resolve_all(*rows: Review, **changes: object) -> pd.DataFrame:
     params = LABELS.model_copy(update=changes)
     return resolve_reviews(select_latest_reviews(place(rows), params), params)
 
 
-NOBODY = reviewed()
+NOBODY = resolve_all()
 REVIEWS = st.builds(
     review,
     st.sampled_from("ab"),
@@ -74,13 +74,13 @@ THUMBS = st.builds(
 
 
 def test_assign_labels_review_outranks_thumbs() -> None:
-    found = label(reviewed(review("a", right=False, inclusion_probability=0.2)), [5]).iloc[0]
+    found = assign_thumb_weight(resolve_all(review("a", right=False, inclusion_probability=0.2)), [5]).iloc[0]
     values = found[["correct", "source", "weight", "inclusion_probability"]].tolist()
     assert values == [0, "review", 1.0, 0.2]
 
 
 def test_assign_labels_thumbs_without_review() -> None:
-    found = label(NOBODY, [-1, 2])
+    found = assign_thumb_weight(NOBODY, [-1, 2])
     assert found["correct"].tolist() == [0, 1]
     assert found["source"].tolist() == ["thumb", "thumb"]
     assert found["weight"].tolist() == [0.4, 0.4]
@@ -88,21 +88,21 @@ def test_assign_labels_thumbs_without_review() -> None:
 
 
 def test_assign_labels_unsampled_label_gets_propensity() -> None:
-    judged = reviewed(review("a", inclusion_probability=0.2), review("b"))
-    found = label(judged, [0, 0, 1], shown_with=[0.9, 0.5, 0.25])
+    judged = resolve_all(review("a", inclusion_probability=0.2), review("b"))
+    found = assign_thumb_weight(judged, [0, 0, 1], shown_with=[0.9, 0.5, 0.25])
     assert found["inclusion_probability"].tolist() == [0.2, 0.5, 0.25]
     assert found["sampled"].tolist() == [True, False, False], "a propensity says nothing of who reviews"
-    assert label(judged, [0, 0, 1])["inclusion_probability"].isna().tolist() == [False, True, True]
+    assert assign_thumb_weight(judged, [0, 0, 1])["inclusion_probability"].isna().tolist() == [False, True, True]
 
 
 def test_assign_labels_no_balance_or_weight_gives_none() -> None:
-    assert label(NOBODY, [0, 0]).source.isna().all()
-    assert label(NOBODY, [3], weight=0.0).source.isna().all()
-    assert label(reviewed(review("a")), [0], weight=0.0).source.tolist() == ["review"]
+    assert assign_thumb_weight(NOBODY, [0, 0]).source.isna().all()
+    assert assign_thumb_weight(NOBODY, [3], weight=0.0).source.isna().all()
+    assert assign_thumb_weight(resolve_all(review("a")), [0], weight=0.0).source.tolist() == ["review"]
 
 
 def test_assign_labels_keeps_three_criteria() -> None:
-    found = label(reviewed(review("a", complete=False, correct=True, truthful=False)), [0]).iloc[0]
+    found = assign_thumb_weight(resolve_all(review("a", complete=False, correct=True, truthful=False)), [0]).iloc[0]
     assert [found[name] for name in ("complete", "review_correct", "truthful")] == [False, True, False]
     assert found["correct"] == 0
 
@@ -110,8 +110,8 @@ def test_assign_labels_keeps_three_criteria() -> None:
 @pytest.mark.parametrize("failing", ["complete", "correct", "truthful"])
 def test_resolve_reviews_correct_needs_all_criteria(failing: str) -> None:
     one = review("a", **{failing: False})
-    assert not verdict(one)["label"]
-    assert verdict(one, correct_if=tuple(name for name in LABELS.correct_if if name != failing))["label"]
+    assert not resolve_first(one)["label"]
+    assert resolve_first(one, correct_if=tuple(name for name in LABELS.correct_if if name != failing))["label"]
 
 
 FIRST, SECOND, THIRD = (
@@ -135,7 +135,7 @@ FIRST, SECOND, THIRD = (
 def test_resolve_reviews_conflict_rules(rows: tuple[Review, ...], latest: bool, majority: bool, strict: bool) -> None:
     expected = {"latest": latest, "majority": majority, "strict": strict}
     for order in itertools.permutations(rows):
-        assert {rule: bool(verdict(*order, conflicts=rule)["label"]) for rule in expected} == expected
+        assert {rule: bool(resolve_first(*order, conflicts=rule)["label"]) for rule in expected} == expected
 
 
 @pytest.mark.heavy
@@ -144,20 +144,22 @@ def test_resolve_reviews_conflict_rules(rows: tuple[Review, ...], latest: bool, 
 @given(st.lists(REVIEWS, min_size=1, max_size=8), st.randoms(use_true_random=False))
 def test_resolve_reviews_is_independent_of_order(rule: str, rows, rng) -> None:
     changes = {"conflicts": rule, "correct_if": ("correct", "truthful")}
-    found = reviewed(*rows, **changes)
+    found = resolve_all(*rows, **changes)
     assert (found["label"] == (found["correct"] & found["truthful"])).all()
     assert found.index.tolist() == sorted({"abc".index(row.interaction_id) for row in rows})
     rng.shuffle(rows)
-    pd.testing.assert_frame_equal(reviewed(*rows, **changes), found)
+    pd.testing.assert_frame_equal(resolve_all(*rows, **changes), found)
 
 
 def test_resolve_reviews_inclusion_probability_of_deciding() -> None:
     earlier, later = review("a", inclusion_probability=0.9), review("a", days=3, inclusion_probability=0.1)
-    assert verdict(earlier, later)["inclusion_probability"] == 0.1
-    assert verdict(earlier, later, conflicts="strict")["inclusion_probability"] == 0.1  # both decide: one reviewer
+    assert resolve_first(earlier, later)["inclusion_probability"] == 0.1
+    assert (
+        resolve_first(earlier, later, conflicts="strict")["inclusion_probability"] == 0.1
+    )  # both decide: one reviewer
     both = (earlier, review("a", days=3, reviewer="other", inclusion_probability=0.1))
-    assert verdict(*both, conflicts="strict")["inclusion_probability"] == 0.9
-    assert np.isnan(verdict(earlier, review("a", days=3))["inclusion_probability"])
+    assert resolve_first(*both, conflicts="strict")["inclusion_probability"] == 0.9
+    assert np.isnan(resolve_first(earlier, review("a", days=3))["inclusion_probability"])
 
 
 def test_find_disagreements_compares_labels_of_all_reviews() -> None:

@@ -1,5 +1,3 @@
-"""What a logged gate that shows by chance says of all answers, by the verdicts on what it has shown."""
-
 from __future__ import annotations
 
 from functools import partial
@@ -51,7 +49,7 @@ def make_reviews(answers: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame({"interaction_id": answers["interaction_id"], **own, **criteria})
 
 
-def labelled(answers: pd.DataFrame, by: str) -> pd.DataFrame:
+def build_labelled_table(answers: pd.DataFrame, by: str) -> pd.DataFrame:
     """Build the table of shown answers, by thumbs or by unsampled reviews."""
     shown = answers[answers["display"] == "shown"]
     up = {"given_at": ASKED + pd.Timedelta(days=1), "thumb": np.where(shown["correct"], "up", "down"), "user": None}
@@ -61,7 +59,7 @@ def labelled(answers: pd.DataFrame, by: str) -> pd.DataFrame:
     return table.merge(answers[["interaction_id", "confidence", "log"]], on="interaction_id")
 
 
-def off_by(found: list[float], truth: float) -> float:
+def count_standard_errors(found: list[float], truth: float) -> float:
     """How many standard errors of their mean the estimates are away from the truth."""
     return abs(np.mean(found) - truth) / (np.std(found, ddof=1) / np.sqrt(len(found)))
 
@@ -71,7 +69,7 @@ def test_training_table_propensity_undoes_selection(answers: pd.DataFrame, by: s
     all_answers = answers[answers["log"] == 0]
     truth = all_answers.loc[all_answers["confidence"] >= THRESHOLD, "correct"].mean()
     weighted, unweighted, holds = [], [], []
-    for _, log in labelled(answers, by).groupby("log"):
+    for _, log in build_labelled_table(answers, by).groupby("log"):
         weight = row_weights(log["inclusion_probability"].to_numpy())
         figure = partial(precision, log["correct"].to_numpy(), log["confidence"].to_numpy(), threshold=THRESHOLD)
         found = bootstrap({"": figure}, np.arange(len(log)), n_resamples=200, seed=1, weight=weight)[""]
@@ -79,14 +77,16 @@ def test_training_table_propensity_undoes_selection(answers: pd.DataFrame, by: s
         unweighted.append(figure(np.ones(len(log))))
         low, high = found.interval
         holds.append(low <= truth <= high)
-    assert off_by(weighted, truth) < 3 and np.mean(holds) >= 0.85
-    assert off_by(unweighted, truth) > 20 and np.mean(unweighted) > truth + 0.08
+    assert count_standard_errors(weighted, truth) < 3 and np.mean(holds) >= 0.85
+    assert count_standard_errors(unweighted, truth) > 20 and np.mean(unweighted) > truth + 0.08
 
 
 def test_training_table_propensity_of_shown_answers_only(answers: pd.DataFrame) -> None:
     few = answers[answers["log"] == 0].copy()
     few.loc[few.index[:10], ["display", "propensity"]] = ["shown", 1e-9]
-    known = labelled(few, "review").merge(few[["interaction_id", "display", "propensity"]], on="interaction_id")
+    known = build_labelled_table(few, "review").merge(
+        few[["interaction_id", "display", "propensity"]], on="interaction_id"
+    )
     expected = known["propensity"].clip(lower=MIN_INCLUSION_PROBABILITY)
     assert (known["inclusion_probability"] == expected).all() and not known["sampled"].any()
     assert (known["inclusion_probability"] == MIN_INCLUSION_PROBABILITY).sum() == 10

@@ -25,7 +25,7 @@ class World:
     verdicts: pd.DataFrame
 
 
-def world(
+def draw_world(
     seed: int,
     answers: int = 4000,
     likes_right: float | np.ndarray = 0.86,
@@ -45,14 +45,14 @@ def world(
     return World(truth, pd.DataFrame({"row": np.arange(answers), "user": user, "up": up}), verdicts)
 
 
-def judge(rows: World, users: int = 50, params: LabelParams = LABELS) -> tuple[Agreement, Reliability]:
+def fit_reliability(rows: World, users: int = 50, params: LabelParams = LABELS) -> tuple[Agreement, Reliability]:
     pool = measure_agreement(rows.votes, rows.verdicts)
     known = estimate_reliability(rows.votes, rows.verdicts, pool, users, params)
     assert known is not None
     return pool, known
 
 
-def of_each(rate: float, *, users: int = 50, first: float) -> np.ndarray:
+def make_rates(rate: float, *, users: int = 50, first: float) -> np.ndarray:
     """`rate` for everybody but user 1."""
     rates = np.full(users + 1, rate)
     rates[1] = first
@@ -91,7 +91,7 @@ def test_measure_agreement_counts_reviewed_thumbs() -> None:
 def test_measure_agreement_weights_undo_uneven_sampling() -> None:
     inside = raw_inside = 0
     for seed in range(100):
-        rows = world(seed)
+        rows = draw_world(seed)
         share = measure_agreement(rows.votes, rows.verdicts).up_given_label[1]
         inside += share.low <= 0.86 <= share.high
         raw = measure_agreement(rows.votes, rows.verdicts.assign(inclusion_probability=np.nan)).up_given_label[1]
@@ -105,7 +105,7 @@ def test_estimate_reliability_too_few_answers_gives_none() -> None:
         params = LABELS.model_copy(update=changes)
         return estimate_reliability(rows.votes, verdicts, measure_agreement(rows.votes, verdicts), 50, params)
 
-    rows = world(0)
+    rows = draw_world(0)
     fewest = int(min(measure_agreement(rows.votes, rows.verdicts).n_eff_by_class))
     assert estimate(rows.verdicts, min_agreement=fewest) is not None
     assert estimate(rows.verdicts, min_agreement=fewest + 1) is None
@@ -151,23 +151,25 @@ def test_compute_labels_weight_is_in_range(
 
 
 def test_estimate_reliability_shrinks_users_to_pool() -> None:
-    contrary = world(3, likes_right=of_each(0.86, first=0.1), dislikes_wrong=of_each(0.8, first=0.1), reviewed=(1, 1))
-    pool, known = judge(contrary)
+    contrary = draw_world(
+        3, likes_right=make_rates(0.86, first=0.1), dislikes_wrong=make_rates(0.8, first=0.1), reviewed=(1, 1)
+    )
+    pool, known = fit_reliability(contrary)
     assert known.evidence[0] == pytest.approx(pool.evidence)
     assert known.evidence[1, 1] < 0 < known.evidence[1, 0]  # 80 reviewed thumbs: an up of theirs means wrong
     few = contrary.verdicts[(contrary.votes["user"] != 1).to_numpy() | (np.arange(4000) < 150)]
-    somewhat = judge(World(contrary.truth, contrary.votes, few))[1].evidence[1]
+    somewhat = fit_reliability(World(contrary.truth, contrary.votes, few))[1].evidence[1]
     assert known.evidence[1, 1] < somewhat[1] < pool.evidence[1]
     stubborn = LABELS.model_copy(update={"user_shrinkage": 1e6})
-    assert judge(contrary, params=stubborn)[1].evidence[1] == pytest.approx(pool.evidence, abs=0.01)
+    assert fit_reliability(contrary, params=stubborn)[1].evidence[1] == pytest.approx(pool.evidence, abs=0.01)
 
 
 def test_estimate_reliability_unreviewed_or_anonymous_is_pooled() -> None:
-    pool, known = judge(world(4), users=60)
+    pool, known = fit_reliability(draw_world(4), users=60)
     assert known.evidence[55] == pytest.approx(pool.evidence)
-    contrary = world(5, reviewed=(1, 1))
+    contrary = draw_world(5, reviewed=(1, 1))
     anonymous = World(contrary.truth, contrary.votes.assign(user=0), contrary.verdicts)
-    pool, known = judge(anonymous, users=0)
+    pool, known = fit_reliability(anonymous, users=0)
     assert known.evidence.tolist() == [pool.evidence.tolist()]
 
 
@@ -179,7 +181,7 @@ def test_compute_user_reliability_by_given_thumbs() -> None:
     assert len(known.compute_user_reliability(votes((0, 0, True)))) == 0
 
 
-def loss(rows: World, known: Reliability) -> float:
+def compute_loss(rows: World, known: Reliability) -> float:
     """Cross-entropy of the posterior on what nobody reviewed."""
     asked = ~np.isin(np.arange(len(rows.truth)), rows.verdicts.index)
     right = known.compute_posterior(rows.votes, len(rows.truth))[asked]
@@ -189,18 +191,20 @@ def loss(rows: World, known: Reliability) -> float:
 def test_estimate_reliability_by_user_lowers_loss() -> None:
     rng = np.random.default_rng(1)
     careless = rng.random(51) < 0.4  # they like whatever they see
-    rows = world(6, 20_000, np.where(careless, 0.97, 0.86), np.where(careless, 0.05, 0.8))
+    rows = draw_world(6, 20_000, np.where(careless, 0.97, 0.86), np.where(careless, 0.05, 0.8))
     alike = LABELS.model_copy(update={"user_shrinkage": 1e6})
-    assert loss(rows, judge(rows)[1]) < loss(rows, judge(rows, params=alike)[1]) - 0.01
+    assert (
+        compute_loss(rows, fit_reliability(rows)[1]) < compute_loss(rows, fit_reliability(rows, params=alike)[1]) - 0.01
+    )
 
 
 @pytest.mark.slow
 def test_dawid_skene_finds_unreviewed_careless_user() -> None:
-    rows = world(7, 20_000, of_each(0.86, first=0.99), of_each(0.8, first=0.02))
+    rows = draw_world(7, 20_000, make_rates(0.86, first=0.99), make_rates(0.8, first=0.02))
     unseen = rows.verdicts[(rows.votes["user"] != 1).to_numpy()[rows.verdicts.index]]
     rows = World(rows.truth, rows.votes, unseen)
-    pool, by_agreement = judge(rows)
-    by_skene = judge(rows, params=SKENE)[1]
+    pool, by_agreement = fit_reliability(rows)
+    by_skene = fit_reliability(rows, params=SKENE)[1]
     assert by_agreement.evidence[1] == pytest.approx(pool.evidence)
     assert by_skene.evidence[1, 1] < 0.3 < 1 < pool.evidence[1]
     others = by_skene.evidence[2:].mean(axis=0)
@@ -209,11 +213,13 @@ def test_dawid_skene_finds_unreviewed_careless_user() -> None:
 
 @pytest.mark.slow
 def test_dawid_skene_ignores_order_needs_both_thumbs() -> None:
-    rows = world(8)
-    _, known = judge(rows, params=SKENE)
+    rows = draw_world(8)
+    _, known = fit_reliability(rows, params=SKENE)
     shuffled = rows.votes.sample(frac=1, random_state=0)
-    assert judge(World(rows.truth, shuffled, rows.verdicts), params=SKENE)[1].evidence == pytest.approx(known.evidence)
+    assert fit_reliability(World(rows.truth, shuffled, rows.verdicts), params=SKENE)[1].evidence == pytest.approx(
+        known.evidence
+    )
     ups = rows.votes[rows.votes["up"]]
     one_kind = World(rows.truth, ups, pd.DataFrame({"label": rows.truth, "inclusion_probability": 1.0}))
-    labels = judge(one_kind, params=SKENE)[1].compute_labels(ups, 4000, SKENE)
+    labels = fit_reliability(one_kind, params=SKENE)[1].compute_labels(ups, 4000, SKENE)
     assert labels["weight"].max() < 0.02

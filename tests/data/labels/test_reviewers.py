@@ -11,11 +11,11 @@ FEW = LABELS.model_copy(update={"min_agreement": 3})
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:crowdkit")
 
 
-def verdicts(*rows: tuple[int, str, bool]) -> pd.DataFrame:
+def make_reviews(*rows: tuple[int, str, bool]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["row", "reviewer", "label"])
 
 
-def panel(answers: int, *flips: float) -> pd.DataFrame:
+def draw_panel(answers: int, *flips: float) -> pd.DataFrame:
     """Reviewers a, b, c ... who all judge every answer and are wrong so and so often."""
     rng = np.random.default_rng(0)
     truth = rng.random(answers) < 0.5
@@ -43,12 +43,12 @@ def panel(answers: int, *flips: float) -> pd.DataFrame:
 def test_summarize_reviewer_agreement_undefined_is_none(
     rows: list[tuple[int, str, bool]], agreement: ReviewerAgreement
 ) -> None:
-    assert summarize_reviewer_agreement(verdicts(*rows), FEW) == agreement
+    assert summarize_reviewer_agreement(make_reviews(*rows), FEW) == agreement
 
 
 @pytest.mark.heavy
 def test_summarize_reviewer_agreement_kappa_worst_pair_first() -> None:
-    rows = panel(60, 0.0, 0.1, 0.4)
+    rows = draw_panel(60, 0.0, 0.1, 0.4)
     found = summarize_reviewer_agreement(rows.sample(frac=1, random_state=1), FEW)
     says = {name: own["label"].tolist() for name, own in rows.groupby("reviewer")}
     assert {pair.reviewers for pair in found.pairs} == {("a", "b"), ("a", "c"), ("b", "c")}
@@ -63,8 +63,10 @@ def test_summarize_reviewer_agreement_kappa_worst_pair_first() -> None:
 
 @pytest.mark.slow
 def test_summarize_reviewer_agreement_alpha_is_krippendorff() -> None:
-    rows = verdicts((0, "a", True), (0, "b", True), (1, "a", False), (1, "b", False), (2, "a", True), (2, "b", False))
-    alone = verdicts((3, "a", True))
+    rows = make_reviews(
+        (0, "a", True), (0, "b", True), (1, "a", False), (1, "b", False), (2, "a", True), (2, "b", False)
+    )
+    alone = make_reviews((3, "a", True))
     found = summarize_reviewer_agreement(pd.concat([rows, alone]), FEW)
     assert found.alpha == pytest.approx(1 - (2 / 6) / (18 / 30))  # observed against expected disagreement
 
@@ -72,5 +74,5 @@ def test_summarize_reviewer_agreement_alpha_is_krippendorff() -> None:
 @pytest.mark.slow
 def test_summarize_reviewer_agreement_list_is_cut() -> None:
     rng = np.random.default_rng(0)
-    rows = verdicts(*[(row, f"r{name:02d}", bool(rng.random() < 0.5)) for row in range(6) for name in range(30)])
+    rows = make_reviews(*[(row, f"r{name:02d}", bool(rng.random() < 0.5)) for row in range(6) for name in range(30)])
     assert len(summarize_reviewer_agreement(rows, FEW).pairs) == MAX_LISTED

@@ -25,7 +25,7 @@ Tables = tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]
 FEW = LABELS.model_copy(update={"min_agreement": 5})
 
 
-def crowd(seed: int = 0, answers: int = 600) -> Tables:
+def draw_crowd(seed: int = 0, answers: int = 600) -> Tables:
     """Answers of 40 groups in two batches, most with thumbs, half of them reviewed, some twice."""
     rng = np.random.default_rng(seed)
 
@@ -66,12 +66,14 @@ def crowd(seed: int = 0, answers: int = 600) -> Tables:
     return rows, given, judged
 
 
-def table(tables: Tables, labels: LabelParams = FEW, split: SplitParams = BY_GROUP) -> tuple[pd.DataFrame, DataCard]:
+def build_table(
+    tables: Tables, labels: LabelParams = FEW, split: SplitParams = BY_GROUP
+) -> tuple[pd.DataFrame, DataCard]:
     return build_training_table(*tables, labels, split)
 
 
 def test_training_table_columns_with_types() -> None:
-    frame, summary = table(crowd())
+    frame, summary = build_table(draw_crowd())
     assert tuple(frame.columns) == COLUMNS
     assert frame["correct"].isin([0, 1]).all() and frame["correct"].dtype == "int64"
     assert set(frame["source"]) == {"review", "thumb"}
@@ -89,8 +91,8 @@ def test_training_table_columns_with_types() -> None:
 
 
 def test_data_card_counts_add_up() -> None:
-    tables = crowd()
-    frame, summary = table(tables)
+    tables = draw_crowd()
+    frame, summary = build_table(tables)
     labels = summary.labels
     assert labels.reviewed + labels.thumb == len(frame)
     assert labels.reviewed + labels.thumb + labels.unlabelled + labels.excluded == len(tables[0])
@@ -117,16 +119,16 @@ def test_data_card_counts_add_up() -> None:
 @pytest.mark.parametrize("split", [BY_GROUP, BY_TIME], ids=["group", "time"])
 @pytest.mark.parametrize("seed", range(3))
 def test_training_table_is_independent_of_order(seed: int, split: SplitParams) -> None:
-    tables = crowd(seed, 900)
-    split = few_groups(tables, split)
-    frame, summary = table(tables, split=split)
+    tables = draw_crowd(seed, 900)
+    split = limit_groups(tables, split)
+    frame, summary = build_table(tables, split=split)
     shuffled = tuple(rows.sample(frac=1, random_state=seed) for rows in tables)
-    again, same = table(shuffled, split=split)  # type: ignore[arg-type]
+    again, same = build_table(shuffled, split=split)  # type: ignore[arg-type]
     assert again.to_parquet(index=False) == frame.to_parquet(index=False)
     assert json.dumps(same.to_dict()) == json.dumps(summary.to_dict())
 
 
-def few_groups(tables: Tables, split: SplitParams) -> SplitParams:
+def limit_groups(tables: Tables, split: SplitParams) -> SplitParams:
     """By time, groups must come and go: half of them are asked about only before the hold-out opens."""
     if split.by == "time":
         rows = tables[0]
@@ -156,21 +158,21 @@ def disturb(tables: Tables, ids: set[str], seed: int) -> Tables:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:crowdkit")
 def test_training_table_no_leak_into_training(seed: int, split: SplitParams, model: str) -> None:
-    tables = crowd(seed, 1500)
-    split = few_groups(tables, split)
+    tables = draw_crowd(seed, 1500)
+    split = limit_groups(tables, split)
     params = FEW.model_copy(update={"thumb_model": model})
-    frame, summary = table(tables, params, split)
+    frame, summary = build_table(tables, params, split)
     assert summary.thumbs.weights == f"estimated, {model}"
     kept = frame[frame["split"] == "train"]
-    outside = set(tables[0]["interaction_id"]) - set(training_ids(tables, split))
-    changed, after = table(disturb(tables, outside, seed), params, split)
+    outside = set(tables[0]["interaction_id"]) - set(list_training_ids(tables, split))
+    changed, after = build_table(disturb(tables, outside, seed), params, split)
     trained = changed[changed["split"] == "train"]
     pd.testing.assert_frame_equal(trained.reset_index(drop=True), kept.reset_index(drop=True), check_exact=True)
     assert after.thumbs == summary.thumbs
     assert not changed[changed["split"] == "holdout"].equals(frame[frame["split"] == "holdout"])
 
 
-def training_ids(tables: Tables, split: SplitParams) -> pd.Series:
+def list_training_ids(tables: Tables, split: SplitParams) -> pd.Series:
     """Those of the training split, labelled or not."""
     rows = tables[0].sort_values(["batch", "asked_at"], ignore_index=True)
     return rows["interaction_id"][split_rows(rows, split)["split"] == "train"]
@@ -179,13 +181,13 @@ def training_ids(tables: Tables, split: SplitParams) -> pd.Series:
 @pytest.mark.heavy
 @pytest.mark.parametrize("seed", range(4))
 def test_training_table_frozen_holdout_never_changes(seed: int) -> None:
-    tables = crowd(seed, 900)
-    frame, _ = table(tables)
+    tables = draw_crowd(seed, 900)
+    frame, _ = build_table(tables)
     held = frame[frame["split"] == "holdout"]
-    rows, given, judged = disturb(tables, set(training_ids(tables, BY_GROUP)), seed)
+    rows, given, judged = disturb(tables, set(list_training_ids(tables, BY_GROUP)), seed)
     late_thumbs = given.assign(given_at=FROZEN, thumb="down", user="late")
     late_reviews = judged.assign(reviewed_at=FROZEN + timedelta(days=1), reviewer="late", complete=False)
-    changed, _ = table((rows, pd.concat([given, late_thumbs]), pd.concat([judged, late_reviews])))
+    changed, _ = build_table((rows, pd.concat([given, late_thumbs]), pd.concat([judged, late_reviews])))
     again = changed[changed["split"] == "holdout"]
     pd.testing.assert_frame_equal(again.reset_index(drop=True), held.reset_index(drop=True), check_exact=True)
     judged_now = held[held["source"] == "review"]
@@ -194,22 +196,22 @@ def test_training_table_frozen_holdout_never_changes(seed: int) -> None:
 
 
 def test_training_table_fixed_weights_below_min_agreement() -> None:
-    frame, summary = table(crowd(), LABELS.model_copy(update={"min_agreement": 1000, "max_user_share": 1.0}))
+    frame, summary = build_table(draw_crowd(), LABELS.model_copy(update={"min_agreement": 1000, "max_user_share": 1.0}))
     assert set(frame.loc[frame["source"] == "thumb", "weight"]) == {0.4}
     assert summary.thumbs.weights == "fixed"
     assert "1000 of each are needed (labels.min_agreement)" in summary.thumbs.reason
     assert summary.thumbs.users.reliability is None
-    known, _ = table(crowd())
+    known, _ = build_table(draw_crowd())
     by_thumb = known[known["source"] == "thumb"]
     assert set(by_thumb.loc[by_thumb["split"] == "holdout", "weight"]) == {0.4}
     assert by_thumb.loc[by_thumb["split"] == "train", "weight"].nunique() > 5
 
 
 def test_training_table_limits_user_share_in_training() -> None:
-    rows, given, judged = crowd()
+    rows, given, judged = draw_crowd()
     given["user"] = np.where(np.arange(len(given)) % 3 == 0, "u1", given["user"])
-    free, _ = table((rows, given, judged), FEW.model_copy(update={"max_user_share": 1.0}))
-    frame, summary = table((rows, given, judged))
+    free, _ = build_table((rows, given, judged), FEW.model_copy(update={"max_user_share": 1.0}))
+    frame, summary = build_table((rows, given, judged))
     largest = summary.thumbs.largest_share
     assert largest.before > 0.2 and largest.after == pytest.approx(largest.limit) and largest.limit == 0.05
     both = frame.merge(free, on="interaction_id", suffixes=("", "_free"))
@@ -220,9 +222,9 @@ def test_training_table_limits_user_share_in_training() -> None:
 
 
 def test_training_table_random_thumbs_are_left_out() -> None:
-    rows, given, judged = crowd(1, 2000)
+    rows, given, judged = draw_crowd(1, 2000)
     given["thumb"] = np.random.default_rng(0).choice(["up", "down"], len(given))
-    _, summary = table((rows, given, judged))
+    _, summary = build_table((rows, given, judged))
     assert summary.labels.thumbs_without_weight > 0.3 * summary.labels.unlabelled
     assert summary.thumbs.label_weight["95%"] < 0.15
 
@@ -278,34 +280,34 @@ def test_training_table_near_duplicates_of_holdout() -> None:
 
 
 def test_training_table_ignores_unknown_answers() -> None:
-    rows, given, judged = crowd()
-    frame, _ = table((rows, given, judged))
+    rows, given, judged = draw_crowd()
+    frame, _ = build_table((rows, given, judged))
     strays = [part.assign(interaction_id="nobody-asked-this") for part in (given, judged)]
-    again, _ = table((rows, pd.concat([strays[0], given]), pd.concat([strays[1], judged])))
+    again, _ = build_table((rows, pd.concat([strays[0], given]), pd.concat([strays[1], judged])))
     pd.testing.assert_frame_equal(again, frame)
 
 
 def test_training_table_duplicate_interaction_raises() -> None:
-    rows, given, judged = crowd()
+    rows, given, judged = draw_crowd()
     with pytest.raises(AbstainError, match="interaction 'q-[0-9]{4}' is in data/ twice"):
-        table((pd.concat([rows, rows.tail(1)]), given, judged))
+        build_table((pd.concat([rows, rows.tail(1)]), given, judged))
 
 
 @pytest.mark.parametrize("typed", [True, False], ids=["typed", "untyped"])
 def test_training_table_without_labels_raises(typed: bool) -> None:
-    tables = tuple(part.head(0) for part in crowd()) if typed else (interactions([]), thumbs([]), reviews([]))
+    tables = tuple(part.head(0) for part in draw_crowd()) if typed else (interactions([]), thumbs([]), reviews([]))
     with pytest.raises(AbstainError, match="no labelled rows in the split 'train'"):
-        table(tables)  # type: ignore[arg-type]
-    rows, _, _ = crowd()
+        build_table(tables)  # type: ignore[arg-type]
+    rows, _, _ = draw_crowd()
     with pytest.raises(AbstainError, match="no labelled rows in the split 'train'"):
-        table((rows, tables[1], tables[2]))
+        build_table((rows, tables[1], tables[2]))
 
 
 def test_training_table_needs_only_one_kind_of_feedback() -> None:
-    rows, given, judged = crowd()
-    by_reviewer, _ = table((rows, thumbs([]), judged))
+    rows, given, judged = draw_crowd()
+    by_reviewer, _ = build_table((rows, thumbs([]), judged))
     assert set(by_reviewer["source"]) == {"review"} and not by_reviewer["thumbs_disagree"].any()
-    by_thumb, summary = table((rows, given, reviews([])))
+    by_thumb, summary = build_table((rows, given, reviews([])))
     assert set(by_thumb["source"]) == {"thumb"} and by_thumb["complete"].isna().all()
     assert summary.thumbs.weights == "fixed"
 
@@ -344,7 +346,7 @@ def test_data_card_sample_label_counts(sample: Tables) -> None:
 def test_data_card_sample_estimates_cover_truth(sample: Tables) -> None:
     """Its reviews are drawn unevenly, its thumbs are noisy copies of its judgements, and some judgements are not in it."""
     truth = {one.question.question_id: one.review.fit_to_show for one in read_answered_questions(build_handbook())}
-    trained = sample[1][sample[1]["interaction_id"].isin(training_ids(sample, BY_GROUP))]
+    trained = sample[1][sample[1]["interaction_id"].isin(list_training_ids(sample, BY_GROUP))]
     up = (trained["thumb"] == "up").to_numpy()
     right = trained["interaction_id"].map(truth).to_numpy(bool)
     reviewed = trained["interaction_id"].isin(sample[2]["interaction_id"])

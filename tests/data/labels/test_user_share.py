@@ -10,7 +10,7 @@ from tests.data.frames import votes
 Vote = tuple[int, int, bool]
 
 
-def limited(
+def cap_weights(
     rows: list[Vote], weight: float = 0.4, limit: float = 0.05, correct: bool = True
 ) -> tuple[pd.Series, LargestUserShare]:
     """Labels of equal `weight`, all for correct (incorrect), by votes whose evidence is their thumb."""
@@ -19,21 +19,21 @@ def limited(
     return cap_user_weights(given, np.where(given["up"], 1.0, -1.0), labels, limit)
 
 
-def alone(*thumbs: int) -> list[Vote]:
+def make_votes(*thumbs: int) -> list[Vote]:
     """User 1 gives so many ups, user 2 so many ..., each on an answer of its own."""
     users = np.repeat(np.arange(1, len(thumbs) + 1), thumbs)
     return [(row, int(user), True) for row, user in enumerate(users)]
 
 
-def of_users(rows: list[Vote], weight: pd.Series) -> pd.Series:
+def sum_by_user(rows: list[Vote], weight: pd.Series) -> pd.Series:
     return weight.groupby([user for _, user, _ in rows]).sum()
 
 
 @pytest.mark.parametrize("n_dominant", [1, 10])
 def test_cap_user_weights_dominant_user_is_cut(n_dominant: int) -> None:
-    rows = alone(*[1000 // n_dominant] * n_dominant, *[1] * 100)
-    weight, largest = limited(rows)
-    by_user = of_users(rows, weight)
+    rows = make_votes(*[1000 // n_dominant] * n_dominant, *[1] * 100)
+    weight, largest = cap_weights(rows)
+    by_user = sum_by_user(rows, weight)
     assert by_user[:n_dominant].to_numpy() == pytest.approx(0.05 * weight.sum())
     assert (by_user[n_dominant:] == 0.4).all()
     assert weight[:1000].nunique() == 1
@@ -42,32 +42,32 @@ def test_cap_user_weights_dominant_user_is_cut(n_dominant: int) -> None:
 
 
 def test_cap_user_weights_few_users_have_equal_shares() -> None:
-    rows = alone(50, 20, 10)
-    weight, largest = limited(rows)
-    assert of_users(rows, weight).to_numpy() == pytest.approx([4.0, 4.0, 4.0])
+    rows = make_votes(50, 20, 10)
+    weight, largest = cap_weights(rows)
+    assert sum_by_user(rows, weight).to_numpy() == pytest.approx([4.0, 4.0, 4.0])
     assert largest.limit == 1 / 3 and largest.after == pytest.approx(1 / 3)
-    assert limited(alone(7))[0].tolist() == [0.4] * 7
+    assert cap_weights(make_votes(7))[0].tolist() == [0.4] * 7
 
 
 def test_cap_user_weights_within_limit_is_unchanged() -> None:
-    assert (limited(alone(1000, 1), limit=1.0)[0] == 0.4).all()
-    assert (limited(alone(*[5] * 40))[0] == 0.4).all()
-    weight, largest = limited([])
+    assert (cap_weights(make_votes(1000, 1), limit=1.0)[0] == 0.4).all()
+    assert (cap_weights(make_votes(*[5] * 40))[0] == 0.4).all()
+    weight, largest = cap_weights([])
     assert weight.empty and largest.n_users == 0
 
 
 def test_cap_user_weights_only_supporters_share() -> None:
     rows = [(0, 1, True), (0, 2, True), (0, 3, False), (1, 2, True)]
-    weight, largest = limited(rows, limit=0.6)
+    weight, largest = cap_weights(rows, limit=0.6)
     assert largest.n_users == 2  # user 3 was outvoted
     assert largest.before == pytest.approx(0.75) and largest.after == pytest.approx(0.6)
     assert weight[0] == pytest.approx(0.2 + 0.2 * 0.3 / 0.6) and weight[1] == pytest.approx(0.4 * 0.3 / 0.6)
-    assert limited(rows, limit=0.6, correct=False)[1] == LargestUserShare(1, 1.0, 1.0, 1.0)
+    assert cap_weights(rows, limit=0.6, correct=False)[1] == LargestUserShare(1, 1.0, 1.0, 1.0)
 
 
 def test_cap_user_weights_anonymous_thumb_is_own_user() -> None:
     rows = [(row, 0, True) for row in range(40)] + [(40 + row, 1, True) for row in range(40)]
-    weight, largest = limited(rows)
+    weight, largest = cap_weights(rows)
     assert largest.n_users == 41
     assert (weight[:40] == 0.4).all()
     assert weight[40:].sum() == pytest.approx(0.05 * weight.sum())

@@ -20,7 +20,7 @@ FIRST = (interaction("b"), interaction("a", answer="two\u2028lines, naïve"), fe
 SECOND = (review("a", inclusion_probability=0.25), feedback("a"))
 
 
-def add(folder: Path, rows: Iterable[StoredRow], files: dict[str, bytes] | None = None) -> KeyIndex:
+def add_batch(folder: Path, rows: Iterable[StoredRow], files: dict[str, bytes] | None = None) -> KeyIndex:
     """One batch with `rows`, published; the index that knew of them."""
     store = DataStore(folder)
     index = store.build_key_index()
@@ -33,8 +33,8 @@ def add(folder: Path, rows: Iterable[StoredRow], files: dict[str, bytes] | None 
 
 
 def test_data_store_reads_rows_in_order_of_arrival(tmp_path: Path) -> None:
-    add(tmp_path / "data", FIRST, {"documents/fees.md": markdown().encode()})
-    add(tmp_path / "data", SECOND)
+    add_batch(tmp_path / "data", FIRST, {"documents/fees.md": markdown().encode()})
+    add_batch(tmp_path / "data", SECOND)
     store = DataStore(tmp_path / "data")
     assert tuple(store.iter_rows(Interaction)) == FIRST[:2]
     assert tuple(store.iter_rows(Thumb)) == (FIRST[2], SECOND[1])
@@ -44,14 +44,14 @@ def test_data_store_reads_rows_in_order_of_arrival(tmp_path: Path) -> None:
 
 
 def test_staged_batch_adds_parts_only(tmp_path: Path) -> None:
-    add(tmp_path / "data", FIRST)
+    add_batch(tmp_path / "data", FIRST)
     before = bytes_of(tmp_path / "data")
     tables = {"interactions/000001.jsonl", "feedback/000001.jsonl"}
     empty = {"reviews/000001.jsonl", "documents.jsonl", "chunks.jsonl", "batches.jsonl"}
     assert before.keys() == tables | empty, "what DVC is to find"
     assert all(not before[name].strip() for name in empty)
     assert before["interactions/000001.jsonl"].decode() == "".join(f"{row.to_json_line()}\n" for row in FIRST[:2])
-    add(tmp_path / "data", SECOND)
+    add_batch(tmp_path / "data", SECOND)
     after = bytes_of(tmp_path / "data")
     assert after.keys() - before.keys() == {"reviews/000002.jsonl", "feedback/000002.jsonl"}
     assert {name: after[name] for name in before} == before
@@ -59,7 +59,7 @@ def test_staged_batch_adds_parts_only(tmp_path: Path) -> None:
 
 
 def test_staged_batch_unpublished_leaves_nothing(tmp_path: Path) -> None:
-    add(tmp_path / "data", FIRST)
+    add_batch(tmp_path / "data", FIRST)
     before, store = bytes_of(tmp_path), DataStore(tmp_path / "data")
     with pytest.raises(KeyboardInterrupt), StagedBatch(store) as staging:
         staging.append([make_record(row) for row in SECOND], store.build_key_index())
@@ -77,7 +77,7 @@ def test_publish_moves_referenced_files_first(tmp_path: Path, monkeypatch: pytes
         return replace(self, target)
 
     monkeypatch.setattr(Path, "replace", record_move)
-    add(data, FIRST, {"sources/drop.json": b"{}", "batches.jsonl": b"", "documents/fees.md": markdown().encode()})
+    add_batch(data, FIRST, {"sources/drop.json": b"{}", "batches.jsonl": b"", "documents/fees.md": markdown().encode()})
     tables = ["documents", "documents.jsonl", "chunks.jsonl", "interactions", "feedback", "reviews"]
     assert moved == [*tables, "batches.jsonl", "sources"]
 
@@ -92,8 +92,8 @@ def test_publish_named_files_only(tmp_path: Path) -> None:
 
 
 def test_key_index_finds_every_row(tmp_path: Path) -> None:
-    while_writing = add(tmp_path / "data", FIRST)
-    add(tmp_path / "data", SECOND)
+    while_writing = add_batch(tmp_path / "data", FIRST)
+    add_batch(tmp_path / "data", SECOND)
     index = DataStore(tmp_path / "data").build_key_index()
     assert (len(while_writing), len(index)) == (3, 5)
     for row in (*FIRST, *SECOND):
@@ -134,13 +134,13 @@ def test_require_interactions_empty_store_raises(tmp_path: Path) -> None:
     with pytest.raises(AbstainError) as caught:
         DataStore(tmp_path).require_interactions()
     assert caught.value.code == Code.NO_ROWS
-    add(tmp_path / "data", FIRST)
+    add_batch(tmp_path / "data", FIRST)
     assert list(DataStore(tmp_path / "data").require_interactions().iter_rows(Interaction)) == list(FIRST[:2])
 
 
 def test_read_frames_columns_of_all_parts(tmp_path: Path) -> None:
-    add(tmp_path / "data", FIRST)
-    add(tmp_path / "data", (*SECOND, interaction("c", group="g", product="cards")))
+    add_batch(tmp_path / "data", FIRST)
+    add_batch(tmp_path / "data", (*SECOND, interaction("c", group="g", product="cards")))
     frames = read_frames(DataStore(tmp_path / "data"))
     assert list(frames.interactions["interaction_id"]) == ["b", "a", "c"]
     assert list(frames.interactions["group"]) == ["b", "a", "g"]
@@ -178,7 +178,7 @@ def test_iter_rows_invalid_utf8_names_line(tmp_path: Path) -> None:
 
 
 def test_read_documents_renamed_file_raises(tmp_path: Path) -> None:
-    add(tmp_path / "data", FIRST, {"documents/tariff.md": markdown().encode()})
+    add_batch(tmp_path / "data", FIRST, {"documents/tariff.md": markdown().encode()})
     with pytest.raises(AbstainError, match=r"rename it to fees\.md"):
         list(read_documents(DataStore(tmp_path / "data").list_document_files()))
 
@@ -188,7 +188,7 @@ def test_read_documents_html_is_unchanged(tmp_path: Path) -> None:
         b'<html><head><title>Fees</title><meta name="doc_id" content="fees">'
         b'<meta name="updated_at" content="2026-08-01T00:00:00Z"></head><body><h1>Card</h1><p>No fee.</p></body></html>'
     )
-    add(tmp_path / "data", FIRST, {"documents/fees.html": page})
+    add_batch(tmp_path / "data", FIRST, {"documents/fees.html": page})
     (document,) = read_documents(DataStore(tmp_path / "data").list_document_files())
     assert isinstance(document, Document) and document == parse_document(page, "fees.html", "html")
 

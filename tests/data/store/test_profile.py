@@ -21,12 +21,12 @@ COUNTS = st.dictionaries(st.sampled_from(MEASURES), st.dictionaries(st.sampled_f
 PROFILES = st.builds(Profile, rows=st.integers(0, 99), counts=COUNTS)
 
 
-def lines(number: int, question: str = "What is the annual fee of the card?") -> list[Record]:
+def make_records(number: int, question: str = "What is the annual fee of the card?") -> list[Record]:
     context = Context(chunk_id="fees#0", text="The fee is due in May. " * 8)
     return [make_record(interaction(f"i-{at}", question=question, contexts=(context,))) for at in range(number)]
 
 
-def profile_of(batch: Sequence[Record]) -> Profile:
+def build_profile_of(batch: Sequence[Record]) -> Profile:
     profiler = Profiler()
     for line in batch:
         profiler.add(line)
@@ -41,8 +41,8 @@ def test_get_length_bin_is_half_octave(length: int) -> None:
 
 def test_profiler_counts_lengths_with_languages() -> None:
     german = "Wie hoch ist die Jahresgebühr der Karte, und wann wird sie abgebucht?"
-    profile = profile_of([*lines(3), *lines(2, german)[1:]])
-    assert (profile.rows, profile_of([]).rows) == (4, 0)
+    profile = build_profile_of([*make_records(3), *make_records(2, german)[1:]])
+    assert (profile.rows, build_profile_of([]).rows) == (4, 0)
     assert profile.get_counts("question length") == {"32": 3, "64": 1}
     assert profile.get_counts("question language") == {"de": 1, "en": 3}
     assert profile.get_counts("context length") == {"182": 4}
@@ -52,10 +52,10 @@ def test_profiler_counts_lengths_with_languages() -> None:
 def test_profiler_sample_is_bounded_in_any_order() -> None:
     french = "Où est la banque, s'il vous plaît ?"
     rows = [make_record(interaction(f"x-{n}", question=french)) for n in range(MAX_LANGUAGE_SAMPLES)]
-    rows += lines(MAX_LANGUAGE_SAMPLES)
-    profile = profile_of(rows)
+    rows += make_records(MAX_LANGUAGE_SAMPLES)
+    profile = build_profile_of(rows)
     random.Random(1).shuffle(rows)
-    assert profile_of(rows) == profile
+    assert build_profile_of(rows) == profile
     languages = profile.get_counts("question language")
     assert sum(languages.values()) == MAX_LANGUAGE_SAMPLES
     assert sum(profile.get_counts("question length").values()) == 2 * MAX_LANGUAGE_SAMPLES

@@ -25,7 +25,7 @@ D = 5
 LENGTHS = [4, 0, 1, 7, 0, 2]
 
 
-def ragged(lengths: list[int], dtype: torch.dtype = torch.float32, width: int = D) -> list[Tensor]:
+def make_rows(lengths: list[int], dtype: torch.dtype = torch.float32, width: int = D) -> list[Tensor]:
     generator = torch.Generator().manual_seed(1)
     return [(10 * torch.randn(length, width, generator=generator)).to(dtype) for length in lengths]
 
@@ -36,12 +36,12 @@ def write(file: Path, rows: list[Tensor], order: list[int] | None = None, model:
     return file
 
 
-def arrays(file: Path) -> list[np.ndarray]:
+def load_arrays(file: Path) -> list[np.ndarray]:
     with file.open("rb") as opened:
         return [np.load(opened) for _ in range(3)]
 
 
-def same(one: list[Tensor], other: list[Tensor]) -> bool:
+def are_equal(one: list[Tensor], other: list[Tensor]) -> bool:
     return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
@@ -62,28 +62,28 @@ def test_write_table_round_trip_as_numpy_arrays(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], dtype: torch.dtype, model: str, width: int, random
 ) -> None:
     file = tmp_path_factory.mktemp("table") / "features.npy"
-    rows = ragged(lengths, dtype, width)
+    rows = make_rows(lengths, dtype, width)
     order = list(range(len(rows)))
     random.shuffle(order)
     table = StateTable(write(file, rows, order, model))
-    assert same(list(table), [row.float() for row in rows])
+    assert are_equal(list(table), [row.float() for row in rows])
     assert all(row.dtype == torch.float32 for row in table)
     assert (table.lengths.tolist(), table.width, table.model) == (lengths, width, model)
     assert table.lengths.dtype == np.int64
     bits = np.uint16 if dtype == torch.bfloat16 else np.float32
-    described, offsets, states = arrays(file)
+    described, offsets, states = load_arrays(file)
     assert described.tolist() == [model, str(dtype)]
     assert offsets.tolist() == [0, *np.cumsum(lengths)]
     assert states.dtype == bits and torch.equal(torch.from_numpy(states).view(dtype), torch.cat(rows))
 
 
 def test_state_table_index_slice_or_list(file: Path) -> None:
-    rows = ragged(LENGTHS)
+    rows = make_rows(LENGTHS)
     table = StateTable(write(file, rows))
     assert len(table) == 6
     assert torch.equal(table[-1], rows[5]) and torch.equal(table[np.int64(3)], rows[3])
-    assert same(table[1:4], rows[1:4]) and same(table[::-2], rows[::-2]) and table[6:] == []
-    assert same(table.read_rows([5, 0, 5]), [rows[5], rows[0], rows[5]])
+    assert are_equal(table[1:4], rows[1:4]) and are_equal(table[::-2], rows[::-2]) and table[6:] == []
+    assert are_equal(table.read_rows([5, 0, 5]), [rows[5], rows[0], rows[5]])
     for index in (6, -7):
         with pytest.raises(IndexError):
             table[index]
@@ -92,29 +92,29 @@ def test_state_table_index_slice_or_list(file: Path) -> None:
 
 
 def test_state_table_subset(file: Path) -> None:
-    rows = ragged(LENGTHS)
+    rows = make_rows(LENGTHS)
     table = StateTable(write(file, rows))
     chosen = table.subset(np.array([3, 0, 2]))
     del table
-    assert same(list(chosen), [rows[3], rows[0], rows[2]])
-    assert same(chosen[1:], [rows[0], rows[2]])
+    assert are_equal(list(chosen), [rows[3], rows[0], rows[2]])
+    assert are_equal(chosen[1:], [rows[0], rows[2]])
     assert (chosen.lengths.tolist(), chosen.width, chosen.model) == ([7, 4, 1], D, "bank@1")
-    assert same(list(chosen.subset([2, 0])), [rows[2], rows[3]])
+    assert are_equal(list(chosen.subset([2, 0])), [rows[2], rows[3]])
     assert len(chosen.subset([])) == 0
 
 
 def test_state_table_rows_are_copies(file: Path) -> None:
-    rows = ragged(LENGTHS)
+    rows = make_rows(LENGTHS)
     table = StateTable(write(file, rows))
     table[0].zero_()
-    assert same(list(table), rows)
+    assert are_equal(list(table), rows)
 
 
 def test_write_table_empty_rows_are_optional(file: Path, tmp_path: Path) -> None:
-    rows = ragged(LENGTHS)
+    rows = make_rows(LENGTHS)
     sparse = write(file, rows, [5, 3, 0, 2])
     assert sparse.read_bytes() == write(tmp_path / "whole", rows).read_bytes()
-    nothing = StateTable(write(tmp_path / "nothing", ragged([0, 0]), []))
+    nothing = StateTable(write(tmp_path / "nothing", make_rows([0, 0]), []))
     assert [tuple(row.shape) for row in nothing] == [(0, D), (0, D)]
 
 
@@ -140,7 +140,7 @@ def test_write_table_noncontiguous_rows(file: Path) -> None:
 def test_write_table_misfit_row_raises_keeps_old_file(
     file: Path, arriving: list[tuple[int, Tensor]], problem: str
 ) -> None:
-    before = write(file, ragged(LENGTHS)).read_bytes()
+    before = write(file, make_rows(LENGTHS)).read_bytes()
     with pytest.raises(ValueError, match=problem):
         write_table(file, [2, 2], D, torch.float32, arriving, "m")
     assert [path.name for path in file.parent.iterdir()] == [file.name]
@@ -149,7 +149,7 @@ def test_write_table_misfit_row_raises_keeps_old_file(
 
 def test_write_table_other_dtype_raises(file: Path) -> None:
     with pytest.raises(ValueError, match="torch.float64"):
-        write(file, ragged(LENGTHS, torch.float64))
+        write(file, make_rows(LENGTHS, torch.float64))
     assert not file.parent.exists()
 
 
@@ -175,7 +175,7 @@ def test_write_table_failing_rows_leave_nothing(file: Path, error: BaseException
 def test_write_table_reserves_size(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reserved: list[int] = []
     monkeypatch.setattr(os, "posix_fallocate", lambda _descriptor, _start, size: reserved.append(size))
-    assert reserved == [write(file, ragged(LENGTHS)).stat().st_size]
+    assert reserved == [write(file, make_rows(LENGTHS)).stat().st_size]
 
 
 @pytest.mark.parametrize("call", ["posix_fallocate", "pwrite", "fsync"])
@@ -199,31 +199,31 @@ def test_write_table_full_disk_raises(file: Path, monkeypatch: pytest.MonkeyPatc
 def test_write_table_short_writes_give_same_file(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    expected = write(tmp_path / "plain", ragged(LENGTHS)).read_bytes()
+    expected = write(tmp_path / "plain", make_rows(LENGTHS)).read_bytes()
     whole = os.pwrite
 
     monkeypatch.setattr(os, "pwrite", lambda descriptor, content, at: whole(descriptor, content[:3], at))
     monkeypatch.setattr(os, "posix_fallocate", Mock(side_effect=OSError(number, os.strerror(number))))
-    assert write(file, ragged(LENGTHS)).read_bytes() == expected
+    assert write(file, make_rows(LENGTHS)).read_bytes() == expected
 
 
 def test_write_table_overwrites_scratch_file(file: Path) -> None:
     file.parent.mkdir()
     file.with_name(f".{file.name}.part").write_bytes(bytes(10_000))
-    rows = ragged(LENGTHS)
-    assert same(list(StateTable(write(file, rows))), rows)
+    rows = make_rows(LENGTHS)
+    assert are_equal(list(StateTable(write(file, rows))), rows)
     assert list(file.parent.iterdir()) == [file]
 
 
 def test_state_table_reads_opened_file(file: Path) -> None:
-    rows = ragged(LENGTHS)
+    rows = make_rows(LENGTHS)
     table = StateTable(write(file, rows))
     write(file, [-row for row in rows])
-    assert same(list(table), rows)
-    assert same(list(StateTable(file)), [-row for row in rows])
+    assert are_equal(list(table), rows)
+    assert are_equal(list(StateTable(file)), [-row for row in rows])
 
 
-def changed(number: int, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[bytes], bytes]:
+def change_array(number: int, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[bytes], bytes]:
     """Replace one of a file's three arrays."""
 
     def damage(whole: bytes) -> bytes:
@@ -244,18 +244,18 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "cut short": lambda whole: whole[:-1],
     "cut in the header": lambda whole: whole[:40],
     "too long": lambda whole: whole + b"\0",
-    "no model": changed(0, lambda described: described[1:]),
+    "no model": change_array(0, lambda described: described[1:]),
     "no states": lambda whole: whole[: whole.rindex(b"\x93NUMPY")],
-    "an unknown dtype": changed(0, lambda described: np.array([described[0], "torch.float64"])),
-    "another dtype": changed(0, lambda described: np.array([described[0], "torch.bfloat16"])),
-    "a flat shape": changed(2, np.ravel),
-    "states by columns": changed(2, np.asfortranarray),
+    "an unknown dtype": change_array(0, lambda described: np.array([described[0], "torch.float64"])),
+    "another dtype": change_array(0, lambda described: np.array([described[0], "torch.bfloat16"])),
+    "a flat shape": change_array(2, np.ravel),
+    "states by columns": change_array(2, np.asfortranarray),
     "too many rows": lambda whole: whole.replace(b"(7,)", b"(9" + b"9" * 18 + b",)", 1),
-    "no offsets": changed(1, lambda offsets: offsets[:0]),
-    "offsets of another type": changed(1, lambda offsets: offsets.astype(float)),
-    "offsets that end elsewhere": changed(1, lambda offsets: np.array([*offsets[:-1], 13])),
-    "offsets that begin elsewhere": changed(1, lambda offsets: np.array([1, *offsets[1:]])),
-    "offsets that fall": changed(1, lambda offsets: np.array([0, 4, 13, *offsets[3:]])),
+    "no offsets": change_array(1, lambda offsets: offsets[:0]),
+    "offsets of another type": change_array(1, lambda offsets: offsets.astype(float)),
+    "offsets that end elsewhere": change_array(1, lambda offsets: np.array([*offsets[:-1], 13])),
+    "offsets that begin elsewhere": change_array(1, lambda offsets: np.array([1, *offsets[1:]])),
+    "offsets that fall": change_array(1, lambda offsets: np.array([0, 4, 13, *offsets[3:]])),
 }
 
 
@@ -263,7 +263,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 def test_state_table_damaged_file_raises(file: Path, damage: str) -> None:
     with pytest.raises(AbstainError, match="features.npy is missing"):
         StateTable(file)
-    whole = write(file, ragged(LENGTHS)).read_bytes()
+    whole = write(file, make_rows(LENGTHS)).read_bytes()
     file.write_bytes(DAMAGE[damage](whole))
     assert file.read_bytes() != whole
     with pytest.raises(AbstainError, match="features.npy is no readable table of states"):
@@ -271,9 +271,9 @@ def test_state_table_damaged_file_raises(file: Path, damage: str) -> None:
 
 
 def test_state_table_file_cut_while_open_raises(file: Path) -> None:
-    table = StateTable(write(file, ragged(LENGTHS)))
+    table = StateTable(write(file, make_rows(LENGTHS)))
     os.truncate(file, file.stat().st_size - 8)
-    assert torch.equal(table[0], ragged(LENGTHS)[0])
+    assert torch.equal(table[0], make_rows(LENGTHS)[0])
     with pytest.raises(AbstainError, match="no readable table"):
         table[5]
 

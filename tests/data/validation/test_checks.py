@@ -1,5 +1,3 @@
-"""The suites and the columns they look at, without Great Expectations (`test_validation` runs them)."""
-
 from __future__ import annotations
 
 import math
@@ -39,7 +37,7 @@ def test_build_suites_columns_exist(with_documents: bool) -> None:
     assert ({"unknown_contexts", "outdated_contexts"} <= looked_at) == with_documents
 
 
-def refuses(table: str, column: str, value: float, skew: float = 0) -> bool:
+def is_rejected(table: str, column: str, value: float, skew: float = 0) -> bool:
     """Whether a bound of the suites refuses a row that holds `value`, by the terms of Great Expectations."""
     params = PARAMS.model_copy(update={"max_clock_skew_seconds": skew})
     checks = [check for check in build_suites(params, with_documents=True)[table] if check.column == column]
@@ -72,13 +70,13 @@ def refuses(table: str, column: str, value: float, skew: float = 0) -> bool:
     ],
 )
 def test_build_suites_limits_are_inclusive(table: str, column: str, allowed: list[float], refused: list[float]) -> None:
-    assert [value for value in (*allowed, *refused) if refuses(table, column, value)] == refused
+    assert [value for value in (*allowed, *refused) if is_rejected(table, column, value)] == refused
 
 
 def test_build_suites_allow_clock_skew() -> None:
     ahead, behind = ("interactions", "asked_at_seconds_ahead"), ("feedback", "delay_days")
-    assert [refuses(*ahead, seconds, skew=300) for seconds in (300, 301)] == [False, True]
-    assert [refuses(*behind, -seconds / 86400, skew=300) for seconds in (300, 301)] == [False, True]
+    assert [is_rejected(*ahead, seconds, skew=300) for seconds in (300, 301)] == [False, True]
+    assert [is_rejected(*behind, -seconds / 86400, skew=300) for seconds in (300, 301)] == [False, True]
 
 
 def test_build_tables_unknown_or_outdated_contexts() -> None:

@@ -13,7 +13,7 @@ QUALITY = shipped_params().quality.model_copy(update={"max_drift": 0.25, "min_dr
 COUNTS = st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 500))
 
 
-def profile(rows: int, **changed: dict[str, int]) -> Profile:
+def make_profile(rows: int, **changed: dict[str, int]) -> Profile:
     """Every measure in the same two classes, but those that are `changed` (`_` for the space in their name)."""
     counts = {name: {"32": rows // 2, "64": rows - rows // 2} for name in MEASURES}
     return Profile(rows=rows, counts=counts | {name.replace("_", " "): found for name, found in changed.items()})
@@ -45,7 +45,7 @@ def test_compute_stability_index_ignores_chance() -> None:
 
 
 def test_select_newest_and_previous_joins_small_batches() -> None:
-    batches = [profile(rows) for rows in (100, 30, 10, 20, 30)]
+    batches = [make_profile(rows) for rows in (100, 30, 10, 20, 30)]
     found = select_newest_and_previous(batches, 50)
     assert found is not None
     assert [window.rows for window in found] == [50, 140]
@@ -55,8 +55,8 @@ def test_select_newest_and_previous_joins_small_batches() -> None:
 
 @pytest.mark.slow
 def test_validate_drift_new_language_is_warning() -> None:
-    german = profile(100, question_language={"en": 50, "de": 50})
-    result = validate_drift([profile(900, question_language={"en": 900}), german], QUALITY)
+    german = make_profile(100, question_language={"en": 50, "de": 50})
+    result = validate_drift([make_profile(900, question_language={"en": 900}), german], QUALITY)
     assert result.success and result.rows == {"drift": 5}
     (line,) = result.format_warnings()
     assert line.startswith("A108 question language: 3.73 from the batches before") and line.endswith(
@@ -70,7 +70,7 @@ def test_validate_drift_new_language_is_warning() -> None:
 
 
 def test_validate_drift_one_batch_is_not_judged() -> None:
-    result = validate_drift([profile(900)], QUALITY)
+    result = validate_drift([make_profile(900)], QUALITY)
     assert result.success and result.drift is None
     assert result.all_notes == (
         "drift: no rows, the suite was skipped",

@@ -15,7 +15,7 @@ QUALITY = shipped_params().quality
 SPLITS = ("train", "validation", "holdout", "newest")
 
 
-def table(rows: int = 40, **changes: list) -> pd.DataFrame:
+def make_table(rows: int = 40, **changes: list) -> pd.DataFrame:
     """`rows` answers a split, half of them right, all reviewed, each in a group of its own; `changes` by column."""
     number = rows * len(SPLITS)
     frame = pd.DataFrame(
@@ -38,7 +38,7 @@ def table(rows: int = 40, **changes: list) -> pd.DataFrame:
 NOBODY = Contradictions(3, ())
 
 
-def validated(
+def validate_table(
     frame: pd.DataFrame, left_out: int = 0, contradicting: Contradictions = NOBODY, **copies: str
 ) -> ValidationResult:
     """`copies`: rows whose text is that of another, as i_1="i-2"."""
@@ -68,7 +68,7 @@ def test_compute_text_digest_has_64_bits(question: str, answer: str) -> None:
 
 @pytest.mark.slow
 def test_validate_training_sound_table_passes() -> None:
-    result = validated(table())
+    result = validate_table(make_table())
     assert result.success and result.warnings == ()
     assert result.rows == {"labels": 160, "splits": 5, "people": 3}
     assert result.splits[0] == SplitLabels("all", 160, 80, 160)
@@ -77,7 +77,7 @@ def test_validate_training_sound_table_passes() -> None:
 
 @pytest.mark.slow
 def test_validate_training_straddling_group_is_error() -> None:
-    result = validated(table(group=["g-80", "g-40"]))  # of the hold-out, and of validation
+    result = validate_table(make_table(group=["g-80", "g-40"]))  # of the hold-out, and of validation
     sides = {key: str(reason).partition(":")[2].partition(":")[0] for key, (reason,) in result.reasons.items()}
     held_out, validation = " 'g-80' in the hold-out and train", " 'g-40' in train and validation"
     assert sides == {
@@ -90,26 +90,26 @@ def test_validate_training_straddling_group_is_error() -> None:
 
 @pytest.mark.slow
 def test_validate_training_newest_shares_holdout_groups() -> None:
-    frame = table()
+    frame = make_table()
     frame.loc[120, "group"] = "g-80"
     frame.loc[0, ["group", "split"]] = ["g-80", "excluded"]
-    result = validated(frame, i_0="i-80")
+    result = validate_table(frame, i_0="i-80")
     assert result.success and result.rows["labels"] == 159
 
 
 @pytest.mark.slow
 def test_validate_training_leaked_holdout_is_error() -> None:
-    result = validated(table(), i_80="i-0", i_81="i-41", i_120="i-1")
+    result = validate_table(make_table(), i_80="i-0", i_81="i-41", i_120="i-1")
     (check,) = result.errors
     assert (check.column, check.sample) == ("leaked_share", ("splits/holdout",))
     assert "5 % of the answers" in str(result.reasons["splits/holdout"][0])
     assert [line[:9] for line in result.format_warnings()] == ["A107 i-80", "A107 i-81"]
-    assert validated(table(200), i_400="i-0").success  # one in two hundred
+    assert validate_table(make_table(200), i_400="i-0").success  # one in two hundred
 
 
 @pytest.mark.slow
 def test_validate_training_near_duplicates_are_warning() -> None:
-    result = validated(table(duplicate_in_training=[False] * 80 + [True] * 5), left_out=1234)
+    result = validate_table(make_table(duplicate_in_training=[False] * 80 + [True] * 5), left_out=1234)
     assert result.success and result.notes[0].startswith("1,234 near-duplicates")
     (line,) = result.format_warnings()
     assert line.startswith("A107 holdout: 12.5 %") and "5 % allowed (quality.max_near_duplicate_share)" in line
@@ -118,8 +118,8 @@ def test_validate_training_near_duplicates_are_warning() -> None:
 @pytest.mark.slow
 def test_validate_training_poor_labels_are_warnings() -> None:
     source, thumbs_disagree = ["review"] * 80 + ["thumb"] * 24, [True] * 51
-    frame = table(correct=[1] * 40, source=source, reviews_disagree=[True] * 17, thumbs_disagree=thumbs_disagree)
-    result = validated(frame)
+    frame = make_table(correct=[1] * 40, source=source, reviews_disagree=[True] * 17, thumbs_disagree=thumbs_disagree)
+    result = validate_table(frame)
     assert result.success and {check.code for check in result.warnings} == {"A107"}
     assert {check.column: check.sample for check in result.warnings} == {
         "correct_share": ("splits/train",),
@@ -133,7 +133,7 @@ def test_validate_training_poor_labels_are_warnings() -> None:
 @pytest.mark.slow
 def test_validate_training_contradiction_is_warning() -> None:
     person = Contradiction("reviewer r-1", "000002", 45, 41, 3, 1e-9, "reviewer r-01234567 in batch 000002: 41 of 45")
-    result = validated(table(), contradicting=Contradictions(3, (person,)))
+    result = validate_table(make_table(), contradicting=Contradictions(3, (person,)))
     assert result.success and result.rows["people"] == 3
     assert result.format_warnings() == [
         "A112 judgements that contradict the others' beyond chance: reviewer r-01234567 in batch 000002: 41 of 45"
@@ -142,6 +142,6 @@ def test_validate_training_contradiction_is_warning() -> None:
 
 @pytest.mark.slow
 def test_validate_training_few_answers_are_not_judged() -> None:
-    result = validated(table(4, correct=[1] * 16, source=["thumb"] * 16))
+    result = validate_table(make_table(4, correct=[1] * 16, source=["thumb"] * 16))
     assert result.success and result.warnings == ()
     assert result.splits[3] == SplitLabels("holdout", 4, 4, 0)

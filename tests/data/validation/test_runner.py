@@ -57,24 +57,24 @@ def validate_tables(tables: Tables, before: tuple = ()) -> ValidationResult:
     return validate(rows, known, PARAMS, NOW)
 
 
-def citing(*chunk_ids: str, key: str = "i-1") -> tuple:
+def make_citing(*chunk_ids: str, key: str = "i-1") -> tuple:
     return (interaction(key, contexts=cited(*chunk_ids)),)
 
 
-def key_of(found: Any) -> str:
+def get_key(found: Any) -> str:
     if isinstance(found, Document):
         return f"documents/{found.doc_id}"
     return f"chunks/{found.chunk_id}" if isinstance(found, Chunk) else make_record(found).key
 
 
 def test_validate_sound_rows_pass() -> None:
-    result = validate_tables({"interactions": citing("fees#0"), "feedback": (feedback(),), "reviews": (review(),)})
+    result = validate_tables({"interactions": make_citing("fees#0"), "feedback": (feedback(),), "reviews": (review(),)})
     assert result.success and result.reasons == {} and result.all_notes == ()
     assert {check.suite for check in result.checks} == set(TABLES)
     assert result.rows == dict.fromkeys(TABLES, 1)
 
 
-def changed(row: Any, **changes: Any) -> Any:
+def change(row: Any, **changes: Any) -> Any:
     """`row` with `changes` that its contract may refuse."""
     return row.model_copy(update=changes)
 
@@ -85,34 +85,34 @@ BROKEN: list[tuple[Any, str]] = [
     (interaction("twice", answer="x"), "interaction_id: 'twice' occurs more than once"),
     (interaction("early", asked_at=NOW + timedelta(seconds=30)), "asked_at: 30 s in the future, 0 allowed"),
     (interaction("long", answer="a" * 201), "answer: 201 characters, 200 allowed"),
-    (*citing("fees#0", "b#1", "a#1", key="lost"), "contexts: no ingested document holds 'a#1', 'b#1'"),
-    (changed(interaction("nan"), writer_scores={"a": math.nan, "b": 1.0}), "writer_scores: 'a' is no finite number"),
-    (changed(interaction("above"), token_log_probs=(-1.0, 0.5)), "token_log_probs: 0.5 is above 0"),
-    (changed(interaction("gate"), display="maybe"), "display: 'maybe' is neither shown nor withheld"),
-    (changed(interaction("odds"), display="shown", propensity=0.0), "propensity: 0 is not in (0, 1]"),
+    (*make_citing("fees#0", "b#1", "a#1", key="lost"), "contexts: no ingested document holds 'a#1', 'b#1'"),
+    (change(interaction("nan"), writer_scores={"a": math.nan, "b": 1.0}), "writer_scores: 'a' is no finite number"),
+    (change(interaction("above"), token_log_probs=(-1.0, 0.5)), "token_log_probs: 0.5 is above 0"),
+    (change(interaction("gate"), display="maybe"), "display: 'maybe' is neither shown nor withheld"),
+    (change(interaction("odds"), display="shown", propensity=0.0), "propensity: 0 is not in (0, 1]"),
     (interaction("alone", propensity=0.5), "propensity: there is no display beside it"),
     (feedback("other"), "interaction_id: there is no such interaction"),
     (feedback(days=-1.5), "given_at: before the question was asked (-1.5 days)"),
     (feedback(days=91), "given_at: 91 days after the question, 90 allowed"),
     (feedback(user="u"), TWO_THUMBS),
     (feedback(user="u", thumb="down"), TWO_THUMBS),
-    (changed(feedback(), thumb="left"), "thumb: 'left' is neither up nor down"),
+    (change(feedback(), thumb="left"), "thumb: 'left' is neither up nor down"),
     (review("other"), "interaction_id: there is no such interaction"),
     (review(), TWO_VERDICTS),
     (review(right=False), TWO_VERDICTS),
-    (changed(review(reviewer="sme-2"), inclusion_probability=0.0), "inclusion_probability: 0 is not in [1e-06, 1]"),
-    (changed(DOCUMENT, doc_id="twice"), "doc_id: 'twice' occurs more than once"),
-    (changed(DOCUMENT, doc_id="twice", title="x"), "doc_id: 'twice' occurs more than once"),
-    (changed(DOCUMENT, doc_id="empty"), "document: nothing in it can be retrieved"),
-    (changed(DOCUMENT, doc_id="dead"), "document: nothing in it can be retrieved"),
-    (changed(DOCUMENT, doc_id="late", updated_at=NOW + timedelta(days=1)), "updated_at: 86,400 s"),
-    (changed(CHUNK, chunk_id="dead#0", doc_id="dead", removed_at=NOW), "doc_id: there is no such document"),
-    (changed(CHUNK, chunk_id="fees#1"), "chunk_id: 'fees#1' occurs more than once"),
-    (changed(CHUNK, chunk_id="fees#1", text="x"), "chunk_id: 'fees#1' occurs more than once"),
-    (changed(CHUNK, chunk_id="b#0"), "chunk_id: does not open with its doc_id"),
-    (changed(CHUNK, chunk_id="fees#2", kind="poem"), "kind: 'poem' is neither"),
-    (changed(CHUNK, chunk_id="fees#3", text="t" * 201), "text: 201 characters, 200 allowed"),
-    (changed(CHUNK, chunk_id="fees#4", text=""), "text: this field is empty"),
+    (change(review(reviewer="sme-2"), inclusion_probability=0.0), "inclusion_probability: 0 is not in [1e-06, 1]"),
+    (change(DOCUMENT, doc_id="twice"), "doc_id: 'twice' occurs more than once"),
+    (change(DOCUMENT, doc_id="twice", title="x"), "doc_id: 'twice' occurs more than once"),
+    (change(DOCUMENT, doc_id="empty"), "document: nothing in it can be retrieved"),
+    (change(DOCUMENT, doc_id="dead"), "document: nothing in it can be retrieved"),
+    (change(DOCUMENT, doc_id="late", updated_at=NOW + timedelta(days=1)), "updated_at: 86,400 s"),
+    (change(CHUNK, chunk_id="dead#0", doc_id="dead", removed_at=NOW), "doc_id: there is no such document"),
+    (change(CHUNK, chunk_id="fees#1"), "chunk_id: 'fees#1' occurs more than once"),
+    (change(CHUNK, chunk_id="fees#1", text="x"), "chunk_id: 'fees#1' occurs more than once"),
+    (change(CHUNK, chunk_id="b#0"), "chunk_id: does not open with its doc_id"),
+    (change(CHUNK, chunk_id="fees#2", kind="poem"), "kind: 'poem' is neither"),
+    (change(CHUNK, chunk_id="fees#3", text="t" * 201), "text: 201 characters, 200 allowed"),
+    (change(CHUNK, chunk_id="fees#4", text=""), "text: this field is empty"),
 ]
 
 
@@ -123,24 +123,24 @@ def test_validate_broken_row_has_reason() -> None:
         {table: tuple(row for row in rows if isinstance(row, contract)) for table, contract in contracts}
     )
     assert not result.success
-    assert set(result.reasons) == {key_of(broken) for broken, _ in BROKEN}
+    assert set(result.reasons) == {get_key(broken) for broken, _ in BROKEN}
     for broken, reason in BROKEN:
-        assert any(str(why).startswith(reason) for why in result.reasons[key_of(broken)]), broken
+        assert any(str(why).startswith(reason) for why in result.reasons[get_key(broken)]), broken
     assert {key for check in result.errors for key in check.sample} == set(result.reasons)
 
 
 def test_validate_rows_of_earlier_batches_fail() -> None:
     again = interaction(), feedback(user="u"), review()
     result = validate_tables({"interactions": again[:1], "feedback": again[1:2], "reviews": again[2:]}, before=again)
-    assert set(result.reasons) == {key_of(one) for one in again}
+    assert set(result.reasons) == {get_key(one) for one in again}
     # and an interaction of an earlier batch is one that can be replied to
     late = feedback(days=91)
     replies = validate_tables({"interactions": (), "feedback": (feedback(), late)}, before=(interaction(),))
-    assert set(replies.reasons) == {key_of(late)}
+    assert set(replies.reasons) == {get_key(late)}
 
 
 def test_validate_missing_contexts_are_warning() -> None:
-    result = validate_tables({"interactions": (interaction("a"), *citing("fees#0", key="b"), interaction("c"))})
+    result = validate_tables({"interactions": (interaction("a"), *make_citing("fees#0", key="b"), interaction("c"))})
     assert result.success
     (warning,) = result.warnings
     assert (warning.column, warning.failed_rows) == ("contexts", 2)
@@ -148,7 +148,7 @@ def test_validate_missing_contexts_are_warning() -> None:
 
 
 def test_validate_outdated_chunk_is_warning() -> None:
-    result = validate_tables({"interactions": citing("fees#7")})
+    result = validate_tables({"interactions": make_citing("fees#7")})
     assert result.success
     assert [(found.column, found.failed_rows) for found in result.warnings] == [("outdated_contexts", 1)]
 
@@ -161,7 +161,7 @@ def test_validate_empty_tables_are_skipped() -> None:
 
 
 def test_validate_without_documents_skips_contexts() -> None:
-    rows = ValidatedRows(interactions=[make_record(row) for row in citing("x#1")])
+    rows = ValidatedRows(interactions=[make_record(row) for row in make_citing("x#1")])
     result = validate(rows, ExistingData(KeyIndex()), PARAMS, NOW)
     assert result.success
     assert "interactions: without documents their contexts were not checked" in result.notes
@@ -182,7 +182,7 @@ def test_run_suites_unknown_column_raises() -> None:
         run_suites({"rows": [{"row": "rows/1"}]}, {"rows": [expect_present("gone")]})
 
 
-def store_of(folder: Path, *batches: Tables) -> DataStore:
+def write_store(folder: Path, *batches: Tables) -> DataStore:
     """A data folder with these rows, a part a batch, written without any look at them."""
     handbook = folder / "documents"
     handbook.mkdir(parents=True)
@@ -199,16 +199,18 @@ def store_of(folder: Path, *batches: Tables) -> DataStore:
 
 def test_validate_store_checks_parts_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("abstain.data.validation.store_validation.BLOCK_ROWS", 2)
-    first = {"interactions": tuple(citing("fees#0", key=f"i-{n}")[0] for n in (1, 2, 3))}
+    first = {"interactions": tuple(make_citing("fees#0", key=f"i-{n}")[0] for n in (1, 2, 3))}
     replies = {"feedback": (feedback(), feedback("i-4")), "reviews": (review(),)}
     result = validate_store(
-        store_of(tmp_path / "sound", first, {"interactions": citing("fees#0", key="i-4"), **replies}), PARAMS, NOW
+        write_store(tmp_path / "sound", first, {"interactions": make_citing("fees#0", key="i-4"), **replies}),
+        PARAMS,
+        NOW,
     )
     assert result.success and result.notes == () and result.warnings == ()
     assert result.rows == {"interactions": 4, "feedback": 2, "reviews": 1, "documents": 1, "chunks": 1}
 
-    second = {"interactions": citing("fees#0", key="i-1"), "feedback": (feedback("i-9"), feedback("i-3", days=91))}
-    result = validate_store(store_of(tmp_path / "broken", first, second), PARAMS, NOW)
+    second = {"interactions": make_citing("fees#0", key="i-1"), "feedback": (feedback("i-9"), feedback("i-3", days=91))}
+    result = validate_store(write_store(tmp_path / "broken", first, second), PARAMS, NOW)
     failing = {"/".join(key.split("/")[:2]): [r.field for r in reasons] for key, reasons in result.reasons.items()}
     assert failing == {
         "interactions/i-1": ["interaction_id"],
@@ -219,7 +221,7 @@ def test_validate_store_checks_parts_in_order(tmp_path: Path, monkeypatch: pytes
 
 
 def test_validate_store_broken_line_names_file(tmp_path: Path) -> None:
-    store = store_of(tmp_path, {"interactions": (interaction(),), "feedback": (feedback(),)})
+    store = write_store(tmp_path, {"interactions": (interaction(),), "feedback": (feedback(),)})
     with store.list_part_files(Thumb)[0].open("a") as file:
         file.write('{"interaction_id": "i-1"}\n')
     with pytest.raises(AbstainError, match=r"feedback/000001\.jsonl line 2: given_at: Field required"):
@@ -228,7 +230,9 @@ def test_validate_store_broken_line_names_file(tmp_path: Path) -> None:
 
 def test_validate_store_many_failing_rows_are_counted(tmp_path: Path) -> None:
     count = MAX_LISTED_ROWS + 100
-    store = store_of(tmp_path, {"interactions": tuple(interaction(f"i-{n}", answer="a" * 201) for n in range(count))})
+    store = write_store(
+        tmp_path, {"interactions": tuple(interaction(f"i-{n}", answer="a" * 201) for n in range(count))}
+    )
     result = validate_store(store, PARAMS, NOW)
     assert (result.n_failed_rows, len(result.reasons), result.unlisted) == (count, MAX_LISTED_ROWS, 100)
     (check,) = result.errors
@@ -283,7 +287,12 @@ def test_ingest_unknown_chunks_await_documents(tmp_path: Path) -> None:
 
 
 def test_validate_parts_merge_to_whole() -> None:
-    rows = (interaction("a", answer="a" * 201), *citing("fees#0", key="b"), interaction("c"), *citing("x#1", key="d"))
+    rows = (
+        interaction("a", answer="a" * 201),
+        *make_citing("fees#0", key="b"),
+        interaction("c"),
+        *make_citing("x#1", key="d"),
+    )
     lines = [make_record(row) for row in rows]
     known = ExistingData(KeyIndex(), {"fees"}, {"fees#0"})
     parts = [

@@ -39,7 +39,7 @@ DRIFT = DriftStatistics(
 SPLITS = (SplitLabels("all", 40, 30, 10), SplitLabels("train", 40, 30, 10), SplitLabels("holdout", 0, 0, 0))
 
 
-def check(suite: str, column: str, failing: int = 0, severity: str = "error", message: str = "") -> CheckResult:
+def make_check(suite: str, column: str, failing: int = 0, severity: str = "error", message: str = "") -> CheckResult:
     keys = tuple(f"{suite}/row-{n}" for n in range(min(failing, 5)))
     return CheckResult(
         suite=suite,
@@ -56,19 +56,19 @@ def check(suite: str, column: str, failing: int = 0, severity: str = "error", me
     )
 
 
-def page_of(*results: ValidationResult) -> Page:
+def render_page(*results: ValidationResult) -> Page:
     read = [ValidationResult.from_dict(json.loads(json.dumps(result.to_dict()))) for result in results]
     markdown, page = validation_report(ValidationResult.merge(read), "retrain shiny-fox")
     assert said_on_page(page) == said_in_markdown(markdown)
     return Page(page)
 
 
-def failed(field: str, message: str) -> Reasons:
+def make_reasons(field: str, message: str) -> Reasons:
     return (Reason(Code.FAILED_CHECK, field, message),)
 
 
-def rows_result(failing: int = 0, **changes: Any) -> ValidationResult:
-    checks = (check("interactions", "question_chars"), check("interactions", "answer_chars", failing))
+def make_result(failing: int = 0, **changes: Any) -> ValidationResult:
+    checks = (make_check("interactions", "question_chars"), make_check("interactions", "answer_chars", failing))
     return ValidationResult(rows={"interactions": 1_200, "feedback": 0}, checks=checks, **changes)
 
 
@@ -77,20 +77,22 @@ HOSTILE = (
 )
 FAILED = ValidationResult.merge(
     [
-        rows_result(
+        make_result(
             3,
             reasons={
-                "interactions/q-17": failed("answer", "31,204 characters, 20,000 allowed (validation.max_text_chars)"),
-                f"interactions/{HOSTILE}": failed("asked_at", "86,400 s in the future"),
-                f"interactions/{'long' * 60}": failed("contexts", "no ingested document holds 'fees#1'"),
+                "interactions/q-17": make_reasons(
+                    "answer", "31,204 characters, 20,000 allowed (validation.max_text_chars)"
+                ),
+                f"interactions/{HOSTILE}": make_reasons("asked_at", "86,400 s in the future"),
+                f"interactions/{'long' * 60}": make_reasons("contexts", "no ingested document holds 'fees#1'"),
             },
         ),
         ValidationResult(
             {"drift": 5},
-            (check("drift", "shift", 1, "warning", "question language: 3.73"),),
+            (make_check("drift", "shift", 1, "warning", "question language: 3.73"),),
             drift=DRIFT,
         ),
-        ValidationResult({"labels": 40}, (check("labels", "straddles"),), splits=SPLITS),
+        ValidationResult({"labels": 40}, (make_check("labels", "straddles"),), splits=SPLITS),
     ]
 )
 
@@ -99,8 +101,8 @@ def test_data_reports_equal_golden_files() -> None:
     validation, page = validation_report(FAILED, "retrain shiny-fox")
     assert said_on_page(page) == said_in_markdown(validation)
     assert_golden("validation.md", validation)
-    drift = ValidationResult({"drift": 5}, (check("drift", "shift"),), drift=DRIFT)
-    accepted = report(reasons={"answer: missing": 5}, validation=drift)
+    drift = ValidationResult({"drift": 5}, (make_check("drift", "shift"),), drift=DRIFT)
+    accepted = make_report(reasons={"answer: missing": 5}, validation=drift)
     ingest, page = ingest_report(accepted, "ingest calm-owl", REFUSED)
     assert said_on_page(page) == said_in_markdown(ingest)
     assert_golden("ingest.md", ingest)
@@ -108,14 +110,14 @@ def test_data_reports_equal_golden_files() -> None:
 
 
 def test_validation_report_state_is_worst_expectation() -> None:
-    warning = ValidationResult({"drift": 5}, (check("drift", "shift", 1, "warning"),))
-    for result, mark in ((rows_result(), "✓"), (ValidationResult.merge([rows_result(), warning]), "!"), (FAILED, "✗")):
-        assert page_of(result).of("h2")[0].startswith(mark)
+    warning = ValidationResult({"drift": 5}, (make_check("drift", "shift", 1, "warning"),))
+    for result, mark in ((make_result(), "✓"), (ValidationResult.merge([make_result(), warning]), "!"), (FAILED, "✗")):
+        assert render_page(result).of("h2")[0].startswith(mark)
 
 
 def test_validation_report_lists_first_failing_rows() -> None:
-    reasons = {f"interactions/row-{n:03d}": failed("answer", f"reason {n}") for n in range(60)}
-    words = page_of(rows_result(60, reasons=reasons)).prose
+    reasons = {f"interactions/row-{n:03d}": make_reasons("answer", f"reason {n}") for n in range(60)}
+    words = render_page(make_result(60, reasons=reasons)).prose
     assert f"answer: reason {MAX_REPORTED_ROWS - 1}" in words and f"answer: reason {MAX_REPORTED_ROWS}" not in words
     assert "and 10 more" in words
 
@@ -134,39 +136,39 @@ def test_histogram_shares_scale_to_highest() -> None:
 @pytest.mark.heavy
 @given(st.text(min_size=1), st.text())
 def test_validation_report_row_content_is_text(key: str, reason: str) -> None:
-    sound = page_of(rows_result(reasons={"interactions/x": failed("y", "z")}))
-    page = page_of(rows_result(reasons={f"interactions/{key}": failed("y", reason)}, notes=(reason,)))
+    sound = render_page(make_result(reasons={"interactions/x": make_reasons("y", "z")}))
+    page = render_page(make_result(reasons={f"interactions/{key}": make_reasons("y", reason)}, notes=(reason,)))
     assert set(page.tags) <= {*sound.tags, "ul", "li"} - {"script", "img", "iframe"}
     assert page.attributes("src") == []
     assert {*page.attributes("href")} <= {"data:,", *(f"#{name}" for name in page.attributes("id"))}
 
 
-def report(**changes: Any) -> IngestReport:
+def make_report(**changes: Any) -> IngestReport:
     counts = {"read": 20, "accepted": 12, "duplicate": 1, "pending": 2, "quarantined": 5}
     contracts = {"interactions": 12, "feedback": 3, "reviews": 0, "documents": 0}
     return IngestReport(**{**counts, "contracts": contracts, **changes})
 
 
-def refused(line: int, raw: str, field: str, message: str) -> QuarantinedRow:
+def make_rejected_row(line: int, raw: str, field: str, message: str) -> QuarantinedRow:
     reasons = (Reason(Code.INVALID_ROW, field, message),)
     return QuarantinedRow(source="a.jsonl", line=line, digest=str(line), size=len(raw), raw=raw, reasons=reasons)
 
 
 REFUSED = [
-    refused(7, '{"question": "<script>alert(1)</script>"}', "answer", "this field is missing"),
-    refused(9, "\\xff", "line", "not valid UTF-8"),
+    make_rejected_row(7, '{"question": "<script>alert(1)</script>"}', "answer", "this field is missing"),
+    make_rejected_row(9, "\\xff", "line", "not valid UTF-8"),
 ]
 
 
 def test_ingest_report_rejected_batch_comes_first() -> None:
     rejection = "batch of a.jsonl rejected: 5 of 20 rows fail"
-    page = Page(ingest_report(report(), "ingest calm-owl", REFUSED, rejection)[1])
+    page = Page(ingest_report(make_report(), "ingest calm-owl", REFUSED, rejection)[1])
     assert page.of("h2")[0].startswith("✗") and rejection in page.of("p", "li")
     assert page.of("title") == [f"Ingest: {page.of('h2')[0][2:]}"]
     assert "valid, not accepted" in page.prose
 
 
 def test_ingest_report_nothing_new_passes() -> None:
-    known = report(read=1, accepted=0, duplicate=1, pending=0, quarantined=0, contracts={"interactions": 0})
+    known = make_report(read=1, accepted=0, duplicate=1, pending=0, quarantined=0, contracts={"interactions": 0})
     page = Page(ingest_report(known, "ingest calm-owl")[1])
     assert [title[0] for title in page.of("h2")] == ["✓"]

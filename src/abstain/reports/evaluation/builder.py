@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
 from abstain.core.codes import Code
-from abstain.data.labels.data_card import DataCard
 from abstain.learning.evaluation.evaluation_result import EvaluationResult
 from abstain.reports.evaluation.plot_texts import describe_plots
 from abstain.reports.evaluation.verdict import make_verdict
 from abstain.reports.templating import rank_best_first, render_template
+
+if TYPE_CHECKING:
+    from abstain.data.labels.data_card import DataCard  # imports scipy
 
 
 def render_evaluation(result: EvaluationResult, dataset: DataCard, tables: Mapping[str, pd.DataFrame]) -> str:
