@@ -10,13 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from abstain.core.contracts import (
-    ImportedInteraction,
-    Interaction,
-    Review,
-    Thumb,
-    get_document_id,
-)
+from abstain.core.contracts import ImportedInteraction, Interaction, Review, Thumb, get_document_id
 from tests.data import builders
 from tests.data.builders import CHUNK, DOCUMENT, feedback, review
 
@@ -99,12 +93,8 @@ def test_contract_blank_text_raises(contract: type[BaseModel]) -> None:
                 contract.model_validate({**VALID[contract], name: " \n"})
 
 
-ADDED = {
-    "writer_scores": {"judge": 7.0, "log_prob": -0.5},
-    "token_log_probs": [-0.25, 0.0],
-    "display": "shown",
-    "propensity": 0.5,
-}
+SCORES = {"writer_scores": {"judge": 7.0, "log_prob": -0.5}, "token_log_probs": [-0.25, 0.0]}
+ADDED = {**SCORES, "display": "shown", "propensity": 0.5}
 
 
 def test_to_json_line_omits_absent_optional_fields() -> None:
@@ -127,16 +117,11 @@ def test_to_json_line_equal_scores_equal_bytes() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("writer_scores", {"a": float("nan")}),
-        ("writer_scores", {"a": float("inf")}),
-        ("writer_scores", {"a": "0.5"}),
-        ("writer_scores", {"a": True}),
+        *(("writer_scores", {"a": value}) for value in (float("nan"), float("inf"), "0.5", True)),
         ("writer_scores", {" ": 1}),
-        ("token_log_probs", [-1, 0.01]),
-        ("token_log_probs", [float("-inf")]),
+        *(("token_log_probs", value) for value in ([-1, 0.01], [float("-inf")])),
         ("display", "hidden"),
-        ("propensity", 0),
-        ("propensity", 1.01),
+        *(("propensity", value) for value in (0, 1.01)),
     ],
 )
 def test_interaction_impossible_score_raises(field: str, value: Any) -> None:
@@ -148,24 +133,13 @@ def test_to_rows_splits_imported_interaction() -> None:
     thumb = {"thumb": "down", "given_at": AT, "user": "u", "comment": "wrong card"}
     review = {k: v for k, v in VALID[Review].items() if k != "interaction_id"} | {"ideal_answer": "12 EUR."}
     row = ImportedInteraction.model_validate({**VALID[Interaction], "thumb": thumb, "review": review})
-    assert row.to_rows() == (
-        interaction(),
-        Thumb(interaction_id="i-1", **thumb),
-        Review(interaction_id="i-1", **review),
-    )
+    parts = interaction(), Thumb(interaction_id="i-1", **thumb), Review(interaction_id="i-1", **review)
+    assert row.to_rows() == parts
     assert type(row.to_rows()[0]) is Interaction
-
-
-@pytest.mark.parametrize("given_part", ["thumb", "review", None])
-def test_to_rows_thumb_or_review_may_be_absent(given_part: str | None) -> None:
-    parts = {
-        "thumb": {"thumb": "up", "given_at": AT},
-        "review": {k: v for k, v in VALID[Review].items() if k != "interaction_id"},
-    }
-    own = {given_part: parts[given_part]} if given_part else {}
-    first, thumb, review = ImportedInteraction.model_validate({**VALID[Interaction], **own}).to_rows()
-    assert first == interaction()
-    assert (thumb is not None, review is not None) == (given_part == "thumb", given_part == "review")
+    for name, part in (("thumb", thumb), ("review", review)):
+        only = ImportedInteraction.model_validate({**VALID[Interaction], name: part}).to_rows()
+        assert [value is not None for value in only] == [True, name == "thumb", name == "review"]
+    assert ImportedInteraction.model_validate(VALID[Interaction]).to_rows() == (interaction(), None, None)
 
 
 def test_imported_interaction_thumb_with_own_id_raises() -> None:

@@ -143,7 +143,7 @@ def test_render_plot_one_class_holdout() -> None:
     assert "probe" in read_texts(render_plot("roc", nothing))
     board = TABLES["leaderboard"].assign(auroc=np.nan, auroc_low=np.nan, auroc_high=np.nan)
     assert read_texts(render_plot("leaderboard", board)).count("not defined") == len(board)
-    empty = TABLES["confidence"].assign(right=0.0, wrong=0.0)
+    empty = TABLES["confidence"].assign(correct=0.0, incorrect=0.0)
     assert "correct (up)" in read_texts(render_plot("confidence", empty))
 
 

@@ -42,13 +42,10 @@ def test_find_contradictions_reviews_without_thumbs() -> None:
 
 
 def test_find_contradictions_two_reviewers_are_both_flagged() -> None:
-    both = [(row, name, (row < 60) ^ (name == "a" and row >= 60)) for row in range(90) for name in ("a", "b")]
-    rows = make_reviews(*both)
+    rows = make_reviews(*[(row, name, (row < 60) ^ (name == "a" and row >= 60)) for row in range(90) for name in "ab"])
     rows["batch"] = np.where(rows["row"] < 60, "000001", "000002")
-    assert list_flagged(find_contradictions(rows, votes(), [])) == [
-        ("reviewer a", "000002"),
-        ("reviewer b", "000002"),
-    ]
+    flagged = list_flagged(find_contradictions(rows, votes(), []))
+    assert flagged == [("reviewer a", "000002"), ("reviewer b", "000002")]
 
 
 def test_find_contradictions_victims_are_not_flagged() -> None:

@@ -61,12 +61,11 @@ def make_rates(rate: float, *, users: int = 50, first: float) -> np.ndarray:
 
 @given(st.lists(st.booleans(), max_size=40))
 def test_share_equal_weights_is_jeffreys(hit: list[bool]) -> None:
-    share = Share.from_votes(np.array(hit, bool), np.full(len(hit), 7.0), np.arange(len(hit)))
+    weight, rows = np.full(len(hit), 7.0), np.arange(len(hit))
+    share, missed = (Share.from_votes(np.array(votes, bool), weight, rows) for votes in (hit, [not one for one in hit]))
     expected = beta(sum(hit) + 0.5, len(hit) - sum(hit) + 0.5)
-    assert share.n_eff == pytest.approx(len(hit))
-    assert share.value == pytest.approx(expected.mean())
+    assert (share.n_eff, share.value) == pytest.approx((len(hit), expected.mean()))
     assert (share.low, share.high) == pytest.approx(expected.interval(0.95))
-    missed = Share.from_votes(~np.array(hit, bool), np.full(len(hit), 7.0), np.arange(len(hit)))
     assert astuple(share.complement()) == pytest.approx(astuple(missed))
 
 

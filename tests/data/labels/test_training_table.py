@@ -1,6 +1,5 @@
 import json
 from collections import Counter
-from dataclasses import asdict
 from datetime import timedelta
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 from abstain.config.params import LabelParams, SplitParams
 from abstain.core.contracts import CRITERIA, ImportedInteraction
 from abstain.core.errors import AbstainError
-from abstain.data.labels.data_card import DataCard
+from abstain.data.labels.data_card import DataCard, LabelCounts, NearDuplicates
 from abstain.data.labels.near_duplicate_splits import split_rows
 from abstain.data.labels.training_table import COLUMNS, build_training_table
 from abstain.data.store.splits import compute_holdout_digest, hash_to_unit_interval
@@ -82,9 +81,8 @@ def test_training_table_columns_with_types() -> None:
     assert all(frame[name].dtype == "boolean" for name in ("complete", "review_correct", "truthful"))
     by_reviewer = frame["source"] == "review"
     assert (frame["complete"].notna() == by_reviewer).all()
-    assert (
-        frame.loc[by_reviewer, "correct"] == (frame["complete"] & frame["review_correct"])[by_reviewer].astype(int)
-    ).all()
+    is_correct = (frame["complete"] & frame["review_correct"])[by_reviewer].astype(int)
+    assert (frame.loc[by_reviewer, "correct"] == is_correct).all()
     assert frame["product"].isna().any() and frame["asked_at"].dt.tz is not None
     assert DataCard.from_dict(json.loads(json.dumps(summary.to_dict()))).to_dict() == summary.to_dict()
     assert len(json.dumps(summary.to_dict())) < 6000
@@ -251,31 +249,23 @@ def _validates(seed: int, group: str) -> bool:
 def test_training_table_near_duplicates_of_holdout() -> None:
     """A later twin is left out; a twin in a group that is too large to join stays, and the hold-out row is marked."""
     names = [f"g{n}" for n in range(200)]
-    held = [name for name in names if hash_to_unit_interval(BY_GROUP.seed, name) < BY_GROUP.holdout]
-    trained = [
-        name for name in names if hash_to_unit_interval(BY_GROUP.seed, name) >= BY_GROUP.holdout + BY_GROUP.validation
-    ]
+    position = {name: hash_to_unit_interval(BY_GROUP.seed, name) for name in names}
+    held = [name for name in names if position[name] < BY_GROUP.holdout]
+    trained = [name for name in names if position[name] >= BY_GROUP.holdout + BY_GROUP.validation]
     rows = [interaction(f"i-{name}-{n}", group=name, question="And?") for name in names for n in range(2)]
     rows += [interaction(f"large-{n}", group=trained[0], question="And?") for n in range(50)]
-    for at, group, question in (
-        ("a", held[0], "What is the fee of the Gold Card?"),
-        ("later", trained[1], "What is the fee of the Blue Card?"),
-        ("b", held[1], "When is the Gold Card sent to me?"),
-        ("large", trained[0], "When is the Blue Card sent to me?"),
-    ):
-        rows.append(interaction(at, group=group, question=question))
+    rows.append(interaction("a", group=held[0], question="What is the fee of the Gold Card?"))
+    rows.append(interaction("later", group=trained[1], question="What is the fee of the Blue Card?"))
+    rows.append(interaction("b", group=held[1], question="When is the Gold Card sent to me?"))
+    rows.append(interaction("large", group=trained[0], question="When is the Blue Card sent to me?"))
     asked = interactions(rows)
     asked.loc[asked["interaction_id"] == "later", "batch"] = "000002"
     judged = reviews([review(row.interaction_id, right=bool(at % 2)) for at, row in enumerate(rows)])
     frame, summary = build_training_table(asked, thumbs([]), judged, LABELS, BY_GROUP)
     assert set(asked["interaction_id"]) - set(frame["interaction_id"]) == {"later"}
     assert frame.loc[frame["duplicate_in_training"], "interaction_id"].tolist() == ["b"]
-    assert asdict(summary.near_duplicates) == {
-        "joined_groups": 0,
-        "left_out": 1,
-        "holdout_in_training": 1,
-        "validation_in_training": 0,
-    }
+    counts = NearDuplicates(joined_groups=0, left_out=1, holdout_in_training=1, validation_in_training=0)
+    assert summary.near_duplicates == counts
     assert summary.labels.excluded == 1
 
 
@@ -327,16 +317,8 @@ def sample() -> Tables:
 @pytest.mark.slow
 def test_data_card_sample_label_counts(sample: Tables) -> None:
     frame, summary = build_training_table(*sample, LABELS, BY_GROUP)
-    assert asdict(summary.labels) == {
-        "reviewed": 583,
-        "thumb": 34,
-        "correct": 306,
-        "unlabelled": 7,
-        "tied_thumbs": 0,
-        "thumbs_without_weight": 0,
-        "conflicting_reviews": 0,
-        "excluded": 0,
-    }
+    none = dict.fromkeys(("tied_thumbs", "thumbs_without_weight", "conflicting_reviews", "excluded"), 0)
+    assert summary.labels == LabelCounts(reviewed=583, thumb=34, correct=306, unlabelled=7, **none)
     assert not frame["refusal"].any()
     assert Counter(frame["split"]) == {"train": 327, "validation": 172, "holdout": 93, "newest": 25}
     assert frame["interaction_id"].is_monotonic_increasing  # as they were asked

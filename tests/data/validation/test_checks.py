@@ -96,11 +96,9 @@ def test_build_tables_delay_from_any_batch(days: float, is_known: bool) -> None:
         index.add(make_record(asked), 0, 0, 0)
     batch = rows(*(() if is_known else (asked,)), feedback=(feedback(days=days),))
     (row,) = build_tables(batch, ExistingData(index), NOW)["feedback"]
-    assert row["interaction_known"]
-    assert row["delay_days"] == pytest.approx(days, abs=1e-9)
-    assert row["given_at_seconds_ahead"] == pytest.approx(
-        (ASKED - NOW + timedelta(days=days)).total_seconds(), abs=1e-3
-    )
+    assert row["interaction_known"] and row["delay_days"] == pytest.approx(days, abs=1e-9)
+    seconds = (ASKED - NOW + timedelta(days=days)).total_seconds()
+    assert row["given_at_seconds_ahead"] == pytest.approx(seconds, abs=1e-3)
 
 
 def test_build_tables_unknown_interaction_has_no_delay() -> None:
