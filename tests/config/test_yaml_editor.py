@@ -16,7 +16,7 @@ KEYS = [f"{section}.{key}" for section, keys in yaml.safe_load(PARAMS).items() f
 
 
 def remove_keys(names: set[str]) -> str:
-    """The template without these keys; a section whose keys are all gone is gone, too."""
+    """Remove keys from the template, and each section without keys."""
     kept, section = [], ""
     for line in PARAMS.splitlines(keepends=True):
         if line[0].isalpha():
@@ -51,7 +51,6 @@ def test_add_missing_keys_restores_template_order(names: set[str]) -> None:
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_files_equal_template_with_sample_changes(name: str) -> None:
-    """Unless this clone has a project of its own."""
     if not is_as_shipped():
         pytest.skip("`abstain init` has been run here")
     assert (ROOT / name).read_text(encoding="utf-8") == SHIPPED[name]

@@ -21,7 +21,6 @@ def iter_modules() -> Iterator[tuple[str, ast.Module]]:
 
 
 def find_codes(node: ast.AST) -> set[str]:
-    """The members of `Code` that `node` names."""
     return {
         found.attr
         for found in ast.walk(node)

@@ -23,7 +23,7 @@ def draw(name: str) -> bytes:
 
 
 def read_texts(svg: bytes) -> list[str]:
-    """The texts of a drawing, which is parsed as XML as strictly as a browser does."""
+    """Read the texts of an SVG with a strict XML parser."""
     return [" ".join(node.itertext()) for node in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
 
 

@@ -44,8 +44,6 @@ BACKGROUNDS = {"light": "rgb(246, 247, 249)", "dark": "rgb(20, 23, 27)"}
 
 @dataclass
 class Opened:
-    """A page, what it asked for, and what the browser had to complain about."""
-
     page: Page
     address: str
     asked: list[str] = field(default_factory=list)

@@ -48,7 +48,7 @@ def accepted(tmp_path_factory: pytest.TempPathFactory, params: Params) -> Path:
 
 
 def make_line(at: int, question: str) -> dict:
-    """An answer in a group of ten, right every other time; its thumb always says so."""
+    """Make an answer with thumb and review in a group of ten; every other one is correct."""
     right = at % 2 == 0
     said = {"thumb": thumb("up" if right else "down"), "review": verdict(right)}
     return row(f"q-{at}", question=question, answer=f"It is {at:03d} euros.", group=f"g-{at // 10}", **said)

@@ -21,7 +21,7 @@ from tests.data.frames import LABELS, reviews, thumbs
 
 
 def tally(*rows: Thumb) -> list[tuple[int, int, bool]]:
-    """The votes of thumbs on answers `a`, `b` ..., as (row, user, up)."""
+    """Return the countable thumbs on answers `a`, `b` ... as (row, user, up)."""
     placed = thumbs(rows)
     placed = placed.assign(row=placed.pop("interaction_id").map("abc".index))
     placed["user"] = pd.factorize(placed["user"], sort=True)[0] + 1

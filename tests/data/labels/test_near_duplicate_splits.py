@@ -25,7 +25,7 @@ nights = st.lists(
 
 
 def make_rows(*nights: list[Row]) -> pd.DataFrame:
-    """The rows of these nights, as `training_table` orders them."""
+    """Make the rows of some nights, in the order of `training_table`."""
     rows = [
         (f"{night:06d}", OPENS + timedelta(days=days), group, question, answer)
         for night, batch in enumerate(nights)
@@ -36,7 +36,7 @@ def make_rows(*nights: list[Row]) -> pd.DataFrame:
 
 
 def find_groups(side: str, count: int = 1, prefix: str = "g") -> list[str]:
-    """Groups whose name alone puts them on this side."""
+    """Find groups whose name alone puts them on this side."""
     names = (f"{prefix}{n}" for n in range(1000))
     found = [
         name for name in names if (hash_to_unit_interval(PARAMS.seed, name) < PARAMS.holdout) == (side == "holdout")
@@ -49,7 +49,7 @@ def make_fillers(count: int) -> list[Row]:
 
 
 def count_component_rows(rows: pd.DataFrame) -> pd.Series:
-    """The number of rows of everything that twins and groups connect, however large, by row."""
+    """Count the rows of each whole component, by row."""
     label, before = pd.Series(range(len(rows))), None
     while not label.equals(before):
         before = label
@@ -142,7 +142,7 @@ def test_split_rows_batches_keep_holdout(nights: list[list[Row]]) -> None:
 @settings(max_examples=40)
 @given(nights, st.sampled_from([PARAMS, BY_TIME.model_copy(update={"max_component": 0.3})]))
 def test_split_rows_holdout_twins_are_not_trained_on(nights: list[list[Row]], params: SplitParams) -> None:
-    """Where everything that they connect is small; only such twins are left out."""
+    """Only in small components; other twins are not left out."""
     rows = make_rows(*nights)
     found = split_rows(rows, params)
     flagged = has_near_duplicate_in_training(rows.assign(split=found["split"]))

@@ -60,7 +60,7 @@ def build_labelled_table(answers: pd.DataFrame, by: str) -> pd.DataFrame:
 
 
 def count_standard_errors(found: list[float], truth: float) -> float:
-    """How many standard errors of their mean the estimates are away from the truth."""
+    """Return the distance of the mean estimate from the truth in standard errors."""
     return abs(np.mean(found) - truth) / (np.std(found, ddof=1) / np.sqrt(len(found)))
 
 

@@ -18,7 +18,7 @@ SKENE = LABELS.model_copy(update={"thumb_model": "dawid_skene"})
 
 @dataclass
 class World:
-    """Answers, one thumb each, of users who like right answers and dislike wrong ones so and so often."""
+    """Answers with one thumb each, and the reviews of some of them."""
 
     truth: np.ndarray
     votes: pd.DataFrame
@@ -53,7 +53,6 @@ def fit_reliability(rows: World, users: int = 50, params: LabelParams = LABELS) 
 
 
 def make_rates(rate: float, *, users: int = 50, first: float) -> np.ndarray:
-    """`rate` for everybody but user 1."""
     rates = np.full(users + 1, rate)
     rates[1] = first
     return rates

@@ -16,7 +16,7 @@ def make_reviews(*rows: tuple[int, str, bool]) -> pd.DataFrame:
 
 
 def draw_panel(answers: int, *flips: float) -> pd.DataFrame:
-    """Reviewers a, b, c ... who all judge every answer and are wrong so and so often."""
+    """Draw the reviews of all answers by reviewers a, b, c ... with these error rates."""
     rng = np.random.default_rng(0)
     truth = rng.random(answers) < 0.5
     return pd.concat(

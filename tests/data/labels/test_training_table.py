@@ -25,7 +25,7 @@ FEW = LABELS.model_copy(update={"min_agreement": 5})
 
 
 def draw_crowd(seed: int = 0, answers: int = 600) -> Tables:
-    """Answers of 40 groups in two batches, most with thumbs, half of them reviewed, some twice."""
+    """Draw answers of 40 groups in two batches, most with thumbs, half of them reviewed, some twice."""
     rng = np.random.default_rng(seed)
 
     def add_delay(rows: np.ndarray, unit: str) -> pd.Series:
@@ -127,7 +127,7 @@ def test_training_table_is_independent_of_order(seed: int, split: SplitParams) -
 
 
 def limit_groups(tables: Tables, split: SplitParams) -> SplitParams:
-    """By time, groups must come and go: half of them are asked about only before the hold-out opens."""
+    """For a split by time, ask about half of the groups only before the hold-out opens."""
     if split.by == "time":
         rows = tables[0]
         early = rows["asked_at"] < split.holdout_from
@@ -136,7 +136,7 @@ def limit_groups(tables: Tables, split: SplitParams) -> SplitParams:
 
 
 def disturb(tables: Tables, ids: set[str], seed: int) -> Tables:
-    """Every verdict and thumb on `ids` turned round, half of them gone, and new ones by the same people."""
+    """Flip the feedback on `ids`, remove half of it, and add thumbs of the same people."""
     rows, given, judged = (frame.copy() for frame in tables)
     for frame, column in ((given, "thumb"), (judged, "complete")):
         theirs = frame["interaction_id"].isin(ids)
@@ -171,7 +171,6 @@ def test_training_table_no_leak_into_training(seed: int, split: SplitParams, mod
 
 
 def list_training_ids(tables: Tables, split: SplitParams) -> pd.Series:
-    """Those of the training split, labelled or not."""
     rows = tables[0].sort_values(["batch", "asked_at"], ignore_index=True)
     return rows["interaction_id"][split_rows(rows, split)["split"] == "train"]
 
@@ -326,7 +325,7 @@ def test_data_card_sample_label_counts(sample: Tables) -> None:
 
 @pytest.mark.slow
 def test_data_card_sample_estimates_cover_truth(sample: Tables) -> None:
-    """Its reviews are drawn unevenly, its thumbs are noisy copies of its judgements, and some judgements are not in it."""
+    """Its reviews are sampled unevenly, and its thumbs are noisy copies of reviews, some of which it lacks."""
     truth = {one.question.question_id: one.review.fit_to_show for one in read_answered_questions(build_handbook())}
     trained = sample[1][sample[1]["interaction_id"].isin(list_training_ids(sample, BY_GROUP))]
     up = (trained["thumb"] == "up").to_numpy()

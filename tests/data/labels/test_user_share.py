@@ -13,14 +13,14 @@ Vote = tuple[int, int, bool]
 def cap_weights(
     rows: list[Vote], weight: float = 0.4, limit: float = 0.05, correct: bool = True
 ) -> tuple[pd.Series, LargestUserShare]:
-    """Labels of equal `weight`, all for correct (incorrect), by votes whose evidence is their thumb."""
+    """Cap labels of equal weight; the evidence of a vote is its thumb."""
     given = votes(*rows)
     labels = pd.DataFrame({"label": correct, "weight": weight}, index=sorted(set(given["row"])))
     return cap_user_weights(given, np.where(given["up"], 1.0, -1.0), labels, limit)
 
 
 def make_votes(*thumbs: int) -> list[Vote]:
-    """User 1 gives so many ups, user 2 so many ..., each on an answer of its own."""
+    """Make this number of ups by each user, each on an answer of its own."""
     users = np.repeat(np.arange(1, len(thumbs) + 1), thumbs)
     return [(row, int(user), True) for row, user in enumerate(users)]
 

@@ -22,7 +22,7 @@ SECOND = (review("a", inclusion_probability=0.25), feedback("a"))
 
 
 def add_batch(folder: Path, rows: Iterable[StoredRow], files: dict[str, bytes] | None = None) -> KeyIndex:
-    """One batch with `rows`, published; the index that knew of them."""
+    """Publish a batch with `rows`, and return its index."""
     store = DataStore(folder)
     index = store.build_key_index()
     with StagedBatch(store) as staging:

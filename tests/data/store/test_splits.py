@@ -42,13 +42,12 @@ def split(rows: Rows, params: SplitParams) -> list[str]:
 
 
 def part(split: str) -> str:
-    """Hold-out and newest are one part: the same groups, told apart by time."""
+    """Join hold-out and newest, which have the same groups."""
     return "held out" if split in ("holdout", "newest") else split
 
 
 @given(rows, st.sampled_from([BY_GROUP, BY_TIME]))
 def test_assign_splits_late_freeze_moves_no_row(rows: Rows, params: SplitParams) -> None:
-    """What the first promotion writes."""
     open_ended = params.model_copy(update={"holdout_frozen_at": None})
     frozen = params.model_copy(update={"holdout_frozen_at": datetime(2027, 1, 1, tzinfo=UTC)})
     assert split(rows, open_ended) == split(rows, frozen)

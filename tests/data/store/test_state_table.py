@@ -328,7 +328,7 @@ print(json.dumps({"size": file.stat().st_size, "wrote": wrote - start, "walked":
 @pytest.mark.heavy
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not say what is resident")
 def test_state_table_memory_is_bounded_by_batch(tmp_path: Path) -> None:
-    """In a process of its own: what is resident, looked at after every row, with the file's mapped pages counted."""
+    """Measured in a process of its own after every row, including mapped pages."""
     done = subprocess.run(
         [sys.executable, "-c", WALK, str(tmp_path / "big")], capture_output=True, text=True, timeout=300, check=False
     )
@@ -343,7 +343,7 @@ def test_state_table_memory_is_bounded_by_batch(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="the system does not say what is read")
 def test_state_table_reads_only_requested_rows(tmp_path: Path) -> None:
-    """Training reads rows in a random order: what a map reads around every missing page would be most of the file."""
+    """Training reads rows in random order; read-ahead around each would be most of the file."""
 
     def read() -> int:
         return int(Path("/proc/self/io").read_text().split("\nread_bytes: ")[1].split()[0])

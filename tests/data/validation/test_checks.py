@@ -38,7 +38,7 @@ def test_build_suites_columns_exist(with_documents: bool) -> None:
 
 
 def is_rejected(table: str, column: str, value: float, skew: float = 0) -> bool:
-    """Whether a bound of the suites refuses a row that holds `value`, by the terms of Great Expectations."""
+    """Return whether a bound of the suites rejects a value."""
     params = PARAMS.model_copy(update={"max_clock_skew_seconds": skew})
     checks = [check for check in build_suites(params, with_documents=True)[table] if check.column == column]
     bounds = [check.arguments for check in checks if check.expectation == "ExpectColumnValuesToBeBetween"]

@@ -14,7 +14,7 @@ COUNTS = st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 500))
 
 
 def make_profile(rows: int, **changed: dict[str, int]) -> Profile:
-    """Every measure in the same two classes, but those that are `changed` (`_` for the space in their name)."""
+    """Make a profile with two classes for each measure, except for those `changed`."""
     counts = {name: {"32": rows // 2, "64": rows - rows // 2} for name in MEASURES}
     return Profile(rows=rows, counts=counts | {name.replace("_", " "): found for name, found in changed.items()})
 

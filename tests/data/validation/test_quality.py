@@ -16,7 +16,7 @@ SPLITS = ("train", "validation", "holdout", "newest")
 
 
 def make_table(rows: int = 40, **changes: list) -> pd.DataFrame:
-    """`rows` answers a split, half of them right, all reviewed, each in a group of its own; `changes` by column."""
+    """Make this number of reviewed answers for each split, half of them correct, each in a group of its own."""
     number = rows * len(SPLITS)
     frame = pd.DataFrame(
         {
@@ -41,7 +41,7 @@ NOBODY = Contradictions(3, ())
 def validate_table(
     frame: pd.DataFrame, left_out: int = 0, contradicting: Contradictions = NOBODY, **copies: str
 ) -> ValidationResult:
-    """`copies`: rows whose text is that of another, as i_1="i-2"."""
+    """Validate a table; `copies` have the text of another row, as in i_1="i-2"."""
     digests = pd.Series(range(len(frame)), index=pd.Index(frame["interaction_id"]), dtype="int64")
     for one, other in copies.items():
         digests[one.replace("_", "-")] = digests[other]

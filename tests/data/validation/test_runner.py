@@ -75,7 +75,6 @@ def test_validate_sound_rows_pass() -> None:
 
 
 def change(row: Any, **changes: Any) -> Any:
-    """`row` with `changes` that its contract may refuse."""
     return row.model_copy(update=changes)
 
 
@@ -183,7 +182,7 @@ def test_run_suites_unknown_column_raises() -> None:
 
 
 def write_store(folder: Path, *batches: Tables) -> DataStore:
-    """A data folder with these rows, a part a batch, written without any look at them."""
+    """Write a data folder with a part for each batch, without checks."""
     handbook = folder / "documents"
     handbook.mkdir(parents=True)
     (handbook / "fees.md").write_text(markdown(), encoding="utf-8")
