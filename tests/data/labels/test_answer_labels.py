@@ -37,7 +37,7 @@ def resolve_first(*rows: Review, **changes: object) -> pd.Series:
     return resolve_all(*rows, **changes).loc[0]
 
 
-def assign_thumb_weight(
+def assign_all(
     verdicts: pd.DataFrame,
     balance: list[int],
     params: LabelParams = LABELS,
@@ -74,13 +74,13 @@ THUMBS = st.builds(
 
 
 def test_assign_labels_review_outranks_thumbs() -> None:
-    found = assign_thumb_weight(resolve_all(review("a", right=False, inclusion_probability=0.2)), [5]).iloc[0]
+    found = assign_all(resolve_all(review("a", right=False, inclusion_probability=0.2)), [5]).iloc[0]
     values = found[["correct", "source", "weight", "inclusion_probability"]].tolist()
     assert values == [0, "review", 1.0, 0.2]
 
 
 def test_assign_labels_thumbs_without_review() -> None:
-    found = assign_thumb_weight(NOBODY, [-1, 2])
+    found = assign_all(NOBODY, [-1, 2])
     assert found["correct"].tolist() == [0, 1]
     assert found["source"].tolist() == ["thumb", "thumb"]
     assert found["weight"].tolist() == [0.4, 0.4]
@@ -89,20 +89,20 @@ def test_assign_labels_thumbs_without_review() -> None:
 
 def test_assign_labels_unsampled_label_gets_propensity() -> None:
     judged = resolve_all(review("a", inclusion_probability=0.2), review("b"))
-    found = assign_thumb_weight(judged, [0, 0, 1], shown_with=[0.9, 0.5, 0.25])
+    found = assign_all(judged, [0, 0, 1], shown_with=[0.9, 0.5, 0.25])
     assert found["inclusion_probability"].tolist() == [0.2, 0.5, 0.25]
     assert found["sampled"].tolist() == [True, False, False], "a propensity says nothing of who reviews"
-    assert assign_thumb_weight(judged, [0, 0, 1])["inclusion_probability"].isna().tolist() == [False, True, True]
+    assert assign_all(judged, [0, 0, 1])["inclusion_probability"].isna().tolist() == [False, True, True]
 
 
 def test_assign_labels_no_balance_or_weight_gives_none() -> None:
-    assert assign_thumb_weight(NOBODY, [0, 0]).source.isna().all()
-    assert assign_thumb_weight(NOBODY, [3], weight=0.0).source.isna().all()
-    assert assign_thumb_weight(resolve_all(review("a")), [0], weight=0.0).source.tolist() == ["review"]
+    assert assign_all(NOBODY, [0, 0]).source.isna().all()
+    assert assign_all(NOBODY, [3], weight=0.0).source.isna().all()
+    assert assign_all(resolve_all(review("a")), [0], weight=0.0).source.tolist() == ["review"]
 
 
 def test_assign_labels_keeps_three_criteria() -> None:
-    found = assign_thumb_weight(resolve_all(review("a", complete=False, correct=True, truthful=False)), [0]).iloc[0]
+    found = assign_all(resolve_all(review("a", complete=False, correct=True, truthful=False)), [0]).iloc[0]
     assert [found[name] for name in ("complete", "review_correct", "truthful")] == [False, True, False]
     assert found["correct"] == 0
 

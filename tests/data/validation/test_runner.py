@@ -210,7 +210,9 @@ def test_validate_store_checks_parts_in_order(tmp_path: Path, monkeypatch: pytes
 
     second = {"interactions": make_citing("fees#0", key="i-1"), "feedback": (feedback("i-9"), feedback("i-3", days=91))}
     result = validate_store(write_store(tmp_path / "broken", first, second), PARAMS, NOW)
-    failing = {"/".join(key.split("/")[:2]): [r.field for r in reasons] for key, reasons in result.reasons.items()}
+    failing = {
+        "/".join(key.split("/")[:2]): [reason.field for reason in reasons] for key, reasons in result.reasons.items()
+    }
     assert failing == {
         "interactions/i-1": ["interaction_id"],
         "feedback/i-9": ["interaction_id"],

@@ -136,8 +136,12 @@ def test_histogram_shares_scale_to_highest() -> None:
 @pytest.mark.heavy
 @given(st.text(min_size=1), st.text())
 def test_validation_report_row_content_is_text(key: str, reason: str) -> None:
-    sound = render_page(make_result(reasons={"interactions/x": make_reasons("y", "z")}))
-    page = render_page(make_result(reasons={f"interactions/{key}": make_reasons("y", reason)}, notes=(reason,)))
+    def render(key: str, *texts: str) -> Page:
+        result = make_result(1, reasons={f"interactions/{key}": make_reasons("y", *texts)}, notes=texts)
+        check = replace(result.checks[1], sample=(f"interactions/{key}",))
+        return render_page(replace(result, checks=(check,)))
+
+    sound, page = render("x", "z"), render(key, reason)
     assert set(page.tags) <= {*sound.tags, "ul", "li"} - {"script", "img", "iframe"}
     assert page.attributes("src") == []
     assert {*page.attributes("href")} <= {"data:,", *(f"#{name}" for name in page.attributes("id"))}
