@@ -74,10 +74,9 @@ def test_cap_user_weights_anonymous_thumb_is_own_user() -> None:
 
 
 def test_cap_user_weights_contrary_user_supports_label() -> None:
-    given = votes((0, 1, True))
     labels = pd.DataFrame({"label": [False], "weight": [0.3]})
-    weight, largest = cap_user_weights(given, np.array([-2.0]), labels, 0.05)
-    assert weight[0] == 0.3 and largest.n_users == 1
+    weight, largest = cap_user_weights(votes((0, 1, True)), np.array([-2.0]), labels, 0.05)
+    assert (weight[0], largest.n_users) == (0.3, 1)
 
 
 @given(
