@@ -52,11 +52,12 @@ def test_mask_names_and_numbers_gives_words(text: str, product: str | None) -> N
 
 
 def test_find_near_duplicates_ignores_names_with_numbers() -> None:
-    first, other, third = question_twins(
+    texts = (
         "What is the fee of the Gold Card?",
         "what is the fee of the Blue Saver 24",
         "What is the limit of the Gold Card?",
     )
+    first, other, third = question_twins(*texts)
     assert first == other != third
 
 

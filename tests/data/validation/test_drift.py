@@ -47,10 +47,8 @@ def test_compute_stability_index_ignores_chance() -> None:
 def test_select_newest_and_previous_joins_small_batches() -> None:
     batches = [make_profile(rows) for rows in (100, 30, 10, 20, 30)]
     found = select_newest_and_previous(batches, 50)
-    assert found is not None
-    assert [window.rows for window in found] == [50, 140]
-    assert select_newest_and_previous(batches[1:], 50) is None
-    assert select_newest_and_previous([], 50) is None
+    assert found is not None and [profile.rows for profile in found] == [50, 140]
+    assert select_newest_and_previous(batches[1:], 50) is select_newest_and_previous([], 50) is None
 
 
 @pytest.mark.slow
@@ -59,9 +57,7 @@ def test_validate_drift_new_language_is_warning() -> None:
     result = validate_drift([make_profile(900, question_language={"en": 900}), german], QUALITY)
     assert result.success and result.rows == {"drift": 5}
     (line,) = result.format_warnings()
-    assert line.startswith("A108 question language: 3.73 from the batches before") and line.endswith(
-        "0.25 allowed (quality.max_drift)"
-    )
+    assert line.startswith("A108 question language: 3.73 ") and line.endswith("0.25 allowed (quality.max_drift)")
     figures = result.drift
     assert figures is not None
     assert figures.rows == {"newest": 100, "previous": 900}
