@@ -151,15 +151,6 @@ def split_by_sampling(rows: pd.DataFrame, sampled_only: bool = True) -> tuple[pd
 
 
 def select_reviewed_holdout(frame: pd.DataFrame, rows: Sequence[Row]) -> list[Row]:
-    """Select the reviewed hold-out rows.
-
-    Args:
-        frame: The training table.
-        rows: One object for each of its rows.
-
-    Returns:
-        The objects of the reviewed hold-out rows.
-    """
-    return [
-        rows[index] for index in np.flatnonzero((frame["split"] == "holdout") & (frame["source"] == "review")).tolist()
-    ]
+    """Select from `rows`, one object for each row of the training table, those of the reviewed hold-out."""
+    is_selected = (frame["split"] == "holdout") & (frame["source"] == "review")
+    return [row for row, selected in zip(rows, is_selected, strict=True) if selected]

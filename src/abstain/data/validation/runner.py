@@ -66,11 +66,8 @@ def validate(
         RuntimeError: An expectation could not be evaluated: that is a bug, not bad data.
     """
     has_documents = bool(existing.doc_ids)
-    notes = (
-        ()
-        if has_documents or not rows.interactions
-        else ("interactions: without documents their contexts were not checked",)
-    )
+    is_unchecked = rows.interactions and not has_documents
+    notes = ("interactions: without documents their contexts were not checked",) if is_unchecked else ()
     suites = build_suites(params, with_documents=has_documents, unknown_contexts=unknown_contexts)
     return run_suites(build_tables(rows, existing, now), suites, notes=notes)
 
