@@ -25,11 +25,11 @@ def emit_contradiction_alarms(workspace: Workspace) -> None:
 
     card = DataCard.from_dict(json.loads((workspace.path / paths.DATASET_SUMMARY).read_text()))
     code = Code.CONTRADICTS_OTHERS
-    for named in card.contradicting.flagged:
-        resource_id = hashlib.sha256(json.dumps([named.person, named.batch]).encode()).hexdigest()[:12]
-        text = named.message.removeprefix(named.person)
-        is_pseudonym = PSEUDONYM.fullmatch(named.person)
-        person = shorten_name(named.person) if is_pseudonym else "somebody whom the data card names"
+    for contradiction in card.contradicting.flagged:
+        resource_id = hashlib.sha256(json.dumps([contradiction.person, contradiction.batch]).encode()).hexdigest()[:12]
+        text = contradiction.message.removeprefix(contradiction.person)
+        is_pseudonym = PSEUDONYM.fullmatch(contradiction.person)
+        person = shorten_name(contradiction.person) if is_pseudonym else "somebody whom the data card names"
         post_event(
             ALARM,
             f"{ALARM}.{code.value}.{resource_id}",
