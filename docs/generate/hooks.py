@@ -14,16 +14,19 @@ from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.pages import Page
-from reference import commands, evaluation_schema, parameters, serve_settings, settings
+from reference import commands, format_schema, parameters, serve_settings, settings
 
 from abstain.config.template import read_template
+from abstain.data.labels.data_card import DataCard
+from abstain.learning.evaluation.evaluation_result import EvaluationResult
 
 GENERATED: dict[str, Callable[[], str]] = {
     "parameters": lambda: parameters(read_template("params.yaml")),
     "settings": settings,
     "serve_settings": serve_settings,
     "commands": commands,
-    "evaluation_schema": evaluation_schema,
+    "evaluation_schema": lambda: format_schema(EvaluationResult),
+    "data_card_schema": lambda: format_schema(DataCard),
 }
 MARK = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 REMOTE = re.compile(

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import yaml
 from annotated_types import Ge, Gt, Le, Lt, MinLen
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel, SecretStr, TypeAdapter
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings
 from typer.main import get_command
@@ -21,7 +21,6 @@ from abstain.config.params import Params
 from abstain.config.serve_settings import ServeSettings
 from abstain.config.settings import Settings
 from abstain.core.markdown import MarkdownText, document, heading, table
-from abstain.learning.evaluation.evaluation_result import EvaluationResult
 from abstain_cli.app import app
 
 NAMES: Mapping[Any, str] = {
@@ -198,6 +197,7 @@ def _meaning(option: Any) -> MarkdownText:
     return link_pages(": ".join(filter(None, [option.help, choices])))
 
 
-def evaluation_schema() -> str:
-    """Return the JSON schema of metrics.json and evaluation.json as a fenced block."""
-    return f"```json\n{json.dumps(EvaluationResult.model_json_schema(), indent=1)}\n```\n"
+def format_schema(content: type) -> str:
+    """Return the JSON schema of the type of a file's content as a fenced block."""
+    schema = TypeAdapter(content).json_schema(mode="serialization")
+    return f"```json\n{json.dumps(schema, indent=1)}\n```\n"

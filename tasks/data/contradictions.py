@@ -21,15 +21,15 @@ def emit_contradiction_alarms(workspace: Workspace) -> None:
     Args:
         workspace: The workspace with the data card.
     """
-    card, code = json.loads((workspace.path / paths.DATASET_SUMMARY).read_text()), Code.CONTRADICTS_OTHERS
-    for named in card["contradicting"]["named"]:
-        resource_id = hashlib.sha256(json.dumps([named["person"], named["batch"]]).encode()).hexdigest()[:12]
-        text = named["message"].removeprefix(named["person"])
-        person = (
-            shorten_name(named["person"])
-            if PSEUDONYM.fullmatch(named["person"])
-            else "somebody whom the data card names"
-        )
+    from abstain.data.labels.data_card import DataCard  # imports scipy, which a run does not need before
+
+    card = DataCard.from_dict(json.loads((workspace.path / paths.DATASET_SUMMARY).read_text()))
+    code = Code.CONTRADICTS_OTHERS
+    for contradiction in card.contradicting.flagged:
+        resource_id = hashlib.sha256(json.dumps([contradiction.person, contradiction.batch]).encode()).hexdigest()[:12]
+        text = contradiction.message.removeprefix(contradiction.person)
+        is_pseudonym = PSEUDONYM.fullmatch(contradiction.person)
+        person = shorten_name(contradiction.person) if is_pseudonym else "somebody whom the data card names"
         post_event(
             ALARM,
             f"{ALARM}.{code.value}.{resource_id}",

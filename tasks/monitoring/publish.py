@@ -19,6 +19,7 @@ from prefect.cache_policies import NO_CACHE
 from abstain.core import paths
 from abstain.core.markdown import bold, paragraph
 from abstain.data.store.dataset import read_rows
+from abstain.data.validation.results import ValidationResult
 from abstain.ingest.quarantine import QuarantinedRow
 from abstain.ingest.report import IngestReport
 from abstain.learning.evaluation.evaluation_result import EvaluationResult
@@ -41,13 +42,13 @@ def publish_validation(workspace: Workspace) -> None:
     Args:
         workspace: The workspace of the run.
     """
-    contents = [_read_json(workspace, paths.VALIDATION)]
-    if contents[0] and contents[0]["success"]:
-        contents.append(_read_json(workspace, paths.QUALITY))
-    results = [result for result in contents if result]
-    if not results:  # the run failed before anything was validated
+    content = _read_json(workspace, paths.VALIDATION)
+    if not content:  # the run failed before anything was validated
         return
-    markdown, page = validation_report(results, f"{_run_name()}, data as of {results[0]['as_of']}")
+    result = ValidationResult.from_dict(content)
+    if result.success and (quality := _read_json(workspace, paths.QUALITY)):
+        result = ValidationResult.merge([result, ValidationResult.from_dict(quality)])
+    markdown, page = validation_report(result, f"{_run_name()}, data as of {result.as_of}")
     _publish_page("validation", page, markdown, "Great Expectations")
 
 

@@ -17,7 +17,7 @@ def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_defaults_need_no_environment_and_make_no_folders(tmp_path: Path) -> None:
+def test_load_settings_bare_environment_gives_defaults(tmp_path: Path) -> None:
     settings = load_settings()
     assert (settings.device, settings.dtype, settings.batch_tokens, settings.origin) == ("auto", "auto", 2048, None)
     assert (settings.runner, settings.workers, settings.dask_scheduler) == ("local", 1, None)
@@ -26,7 +26,7 @@ def test_defaults_need_no_environment_and_make_no_folders(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_environment_decides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_load_settings_reads_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     values = {"HOME": str(tmp_path / "h"), "DEVICE": "cuda:1", "DTYPE": "bfloat16", "BATCH_TOKENS": "512"}
     for name, value in values.items():
         monkeypatch.setenv(f"ABSTAIN_{name}", value)
@@ -37,14 +37,9 @@ def test_the_environment_decides(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("value", "features"),
-    [
-        ("s3://bucket/prefix", "s3://bucket/prefix"),
-        ("/mnt/f", "/mnt/f"),
-        ("f", "{here}/f"),
-        ("", "{here}/.abstain/features"),
-    ],
+    [("s3://b/prefix", "s3://b/prefix"), ("/mnt/f", "/mnt/f"), ("f", "{here}/f"), ("", "{here}/.abstain/features")],
 )
-def test_features_lie_in_a_folder_or_at_a_url(
+def test_load_settings_features_folder_or_url(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: str, features: str
 ) -> None:
     monkeypatch.setenv("ABSTAIN_FEATURES", value)
@@ -55,21 +50,18 @@ def test_features_lie_in_a_folder_or_at_a_url(
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("BATCH_TOKENS", "0"),
-        ("BATCH_TOKENS", "many"),
-        ("DTYPE", "float16"),
-        ("DTYPE", ""),
-        ("RUNNER", "ray"),
-        ("WORKERS", "0"),
+        *(("BATCH_TOKENS", value) for value in ("0", "many")),
+        *(("DTYPE", value) for value in ("float16", "")),
+        *(("RUNNER", "ray"), ("WORKERS", "0")),
     ],
 )
-def test_a_wrong_value_names_its_variable(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+def test_load_settings_invalid_value_names_variable(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(f"ABSTAIN_{name}", value)
     with pytest.raises(AbstainError, match=f"^environment variable ABSTAIN_{name}: ") as caught:
         load_settings()
     assert "\n" not in str(caught.value)
 
 
-def test_settings_cannot_be_changed() -> None:
+def test_load_settings_result_is_frozen() -> None:
     with pytest.raises(ValueError, match="frozen"):
         load_settings().device = "cpu"  # type: ignore[misc]

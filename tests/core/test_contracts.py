@@ -10,14 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from abstain.core.contracts import (
-    Context,
-    ImportedInteraction,
-    Interaction,
-    Review,
-    Thumb,
-    get_document_id,
-)
+from abstain.core.contracts import ImportedInteraction, Interaction, Review, Thumb, get_document_id
 from tests.data import builders
 from tests.data.builders import CHUNK, DOCUMENT, feedback, review
 
@@ -40,23 +33,23 @@ def interaction(**changes: Any) -> Interaction:
 
 
 @given(question=texts, answer=texts, at=moments)
-def test_a_row_survives_its_canonical_form(question: str, answer: str, at: datetime) -> None:
+def test_to_json_line_round_trip(question: str, answer: str, at: datetime) -> None:
     row = interaction(question=question, answer=answer, asked_at=at)
     line = row.to_json_line()
     assert "\n" not in line
-    again = Interaction.model_validate_json(line)
+    again = Interaction.model_validate_json(line, strict=True)
     assert again == row
     assert again.to_json_line() == line
 
 
 @given(moments)
-def test_the_same_moment_in_any_zone_is_the_same_row(at: datetime) -> None:
+def test_to_json_line_same_moment_same_bytes(at: datetime) -> None:
     rows = [interaction(asked_at=at.astimezone(zone)) for zone in (UTC, timezone(timedelta(hours=9)))]
     assert rows[0].to_json_line() == rows[1].to_json_line()
     assert rows[0].asked_at.tzinfo == UTC
 
 
-def test_the_canonical_form_ignores_the_order_of_keys_and_sees_every_value() -> None:
+def test_to_json_line_ignores_key_order_only() -> None:
     own = VALID[Interaction]
     line = interaction().to_json_line()
     assert Interaction.model_validate(dict(reversed(own.items()))).to_json_line() == line
@@ -64,14 +57,14 @@ def test_the_canonical_form_ignores_the_order_of_keys_and_sees_every_value() -> 
     assert len({line, *(interaction(**{key: value}).to_json_line() for key, value in others.items())}) == 6
 
 
-def test_the_canonical_form_is_the_same_on_every_machine() -> None:
+def test_to_json_line_bytes_are_fixed() -> None:
     assert Thumb.model_validate({**VALID[Thumb], "comment": "naïve\n"}).to_json_line() == (
         '{"interaction_id":"i-1","given_at":"2026-09-01T12:00:00Z","thumb":"up","user":null,"comment":"naïve"}'
     )
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
-def test_an_unknown_field_is_refused_by_name(contract: type[BaseModel]) -> None:
+def test_contract_unknown_field_raises(contract: type[BaseModel]) -> None:
     contract.model_validate(VALID[contract])
     with pytest.raises(ValidationError) as caught:
         contract.model_validate({**VALID[contract], "surprise": 1})
@@ -79,48 +72,32 @@ def test_an_unknown_field_is_refused_by_name(contract: type[BaseModel]) -> None:
 
 
 @pytest.mark.parametrize("value", ["20260901", "1756728000", " 1.5 ", "-3", 1756728000, 1.5, True])
-def test_a_number_is_no_timestamp(value: Any) -> None:
+def test_timestamp_number_raises(value: Any) -> None:
     line = json.dumps({**json.loads(interaction().to_json_line()), "asked_at": value})
     with pytest.raises(ValidationError, match="timestamp.*write it in UTC, as in 2026-01-31T12:00:00Z"):
         Interaction.model_validate_json(line, strict=True)
 
 
-def test_a_stored_row_is_read_strictly() -> None:
-    line = interaction().to_json_line()
-    assert Interaction.model_validate_json(line, strict=True) == interaction()
-
-
 @pytest.mark.parametrize("contract", CONTRACTS)
-def test_a_timestamp_needs_a_zone(contract: type[BaseModel]) -> None:
+def test_timestamp_without_zone_raises(contract: type[BaseModel]) -> None:
     (name,) = [name for name in VALID[contract] if name.endswith("_at")]
     with pytest.raises(ValidationError, match="timestamp without a time zone: write it in UTC"):
         contract.model_validate({**VALID[contract], name: "2026-09-01T12:00:00"})
 
 
 @pytest.mark.parametrize("contract", CONTRACTS)
-def test_a_required_text_may_not_be_blank(contract: type[BaseModel]) -> None:
+def test_contract_blank_text_raises(contract: type[BaseModel]) -> None:
     for name, value in VALID[contract].items():
         if isinstance(value, str) and not name.endswith("_at") and name not in ("thumb", "kind"):
             with pytest.raises(ValidationError, match=name):
                 contract.model_validate({**VALID[contract], name: " \n"})
 
 
-@pytest.mark.parametrize("probability", [0, -0.1, 1.1])
-def test_an_inclusion_probability_lies_above_zero_and_up_to_one(probability: float) -> None:
-    assert Review.model_validate({**VALID[Review], "inclusion_probability": 1}).inclusion_probability == 1
-    with pytest.raises(ValidationError, match="inclusion_probability"):
-        Review.model_validate({**VALID[Review], "inclusion_probability": probability})
+SCORES = {"writer_scores": {"judge": 7.0, "log_prob": -0.5}, "token_log_probs": [-0.25, 0.0]}
+ADDED = {**SCORES, "display": "shown", "propensity": 0.5}
 
 
-ADDED = {
-    "writer_scores": {"judge": 7.0, "log_prob": -0.5},
-    "token_log_probs": [-0.25, 0.0],
-    "display": "shown",
-    "propensity": 0.5,
-}
-
-
-def test_rows_without_the_added_fields_keep_their_bytes() -> None:
+def test_to_json_line_omits_absent_optional_fields() -> None:
     plain = interaction().to_json_line()
     assert not set(json.loads(plain)) & ADDED.keys()
     nothing = interaction(writer_scores={}, token_log_probs=[], display=None, propensity=None)
@@ -132,7 +109,7 @@ def test_rows_without_the_added_fields_keep_their_bytes() -> None:
     assert imported.to_rows()[0] == full
 
 
-def test_equal_scores_are_equal_bytes() -> None:
+def test_to_json_line_equal_scores_equal_bytes() -> None:
     one = interaction(writer_scores={"a": 1, "b": -0.0}, token_log_probs=[-1, -0.0])
     assert one.to_json_line() == interaction(writer_scores={"b": 0, "a": 1.0}, token_log_probs=[-1.0, 0]).to_json_line()
 
@@ -140,48 +117,32 @@ def test_equal_scores_are_equal_bytes() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("writer_scores", {"a": float("nan")}),
-        ("writer_scores", {"a": float("inf")}),
-        ("writer_scores", {"a": "0.5"}),
-        ("writer_scores", {"a": True}),
+        *(("writer_scores", {"a": value}) for value in (float("nan"), float("inf"), "0.5", True)),
         ("writer_scores", {" ": 1}),
-        ("token_log_probs", [-1, 0.01]),
-        ("token_log_probs", [float("-inf")]),
+        *(("token_log_probs", value) for value in ([-1, 0.01], [float("-inf")])),
         ("display", "hidden"),
-        ("propensity", 0),
-        ("propensity", 1.01),
+        *(("propensity", value) for value in (0, 1.01)),
     ],
 )
-def test_scores_are_finite_and_probabilities_possible(field: str, value: Any) -> None:
+def test_interaction_impossible_score_raises(field: str, value: Any) -> None:
     with pytest.raises(ValidationError, match=field):
         interaction(**{field: value})
 
 
-def test_an_import_row_is_split_into_the_contracts_it_joins() -> None:
+def test_to_rows_splits_imported_interaction() -> None:
     thumb = {"thumb": "down", "given_at": AT, "user": "u", "comment": "wrong card"}
     review = {k: v for k, v in VALID[Review].items() if k != "interaction_id"} | {"ideal_answer": "12 EUR."}
     row = ImportedInteraction.model_validate({**VALID[Interaction], "thumb": thumb, "review": review})
-    assert row.to_rows() == (
-        interaction(),
-        Thumb(interaction_id="i-1", **thumb),
-        Review(interaction_id="i-1", **review),
-    )
+    parts = interaction(), Thumb(interaction_id="i-1", **thumb), Review(interaction_id="i-1", **review)
+    assert row.to_rows() == parts
     assert type(row.to_rows()[0]) is Interaction
+    for name, part in (("thumb", thumb), ("review", review)):
+        only = ImportedInteraction.model_validate({**VALID[Interaction], name: part}).to_rows()
+        assert [value is not None for value in only] == [True, name == "thumb", name == "review"]
+    assert ImportedInteraction.model_validate(VALID[Interaction]).to_rows() == (interaction(), None, None)
 
 
-@pytest.mark.parametrize("given_part", ["thumb", "review", None])
-def test_an_import_row_needs_neither_thumb_nor_review(given_part: str | None) -> None:
-    parts = {
-        "thumb": {"thumb": "up", "given_at": AT},
-        "review": {k: v for k, v in VALID[Review].items() if k != "interaction_id"},
-    }
-    own = {given_part: parts[given_part]} if given_part else {}
-    first, thumb, review = ImportedInteraction.model_validate({**VALID[Interaction], **own}).to_rows()
-    assert first == interaction()
-    assert (thumb is not None, review is not None) == (given_part == "thumb", given_part == "review")
-
-
-def test_feedback_inside_an_import_row_may_not_name_another_interaction() -> None:
+def test_imported_interaction_thumb_with_own_id_raises() -> None:
     thumb = {"thumb": "up", "given_at": AT, "interaction_id": "i-2"}
     with pytest.raises(ValidationError, match=r"thumb.interaction_id\n\s+Extra inputs"):
         ImportedInteraction.model_validate({**VALID[Interaction], "thumb": thumb})
@@ -193,28 +154,24 @@ def test_feedback_inside_an_import_row_may_not_name_another_interaction() -> Non
         ({}, "fees"),
         ({"group": "customers"}, "customers"),
         ({"contexts": []}, "i-1"),
-        ({"contexts": [{"chunk_id": "a#b#3", "text": "t"}, {"chunk_id": "z#1", "text": "t"}]}, "a#b"),
+        ({"contexts": [{"chunk_id": "z#b#3", "text": "t"}, {"chunk_id": "a#1", "text": "t"}]}, "z#b"),
     ],
 )
-def test_what_may_not_straddle_the_splits(changes: dict[str, Any], group: str) -> None:
+def test_split_group_prefers_group_then_document(changes: dict[str, Any], group: str) -> None:
     assert interaction(**changes).split_group == group
 
 
 @pytest.mark.parametrize(
     ("chunk_id", "document"), [("fees#2", "fees"), ("a#b#2", "a#b"), ("plain", "plain"), ("#1", "#1")]
 )
-def test_the_document_of_a_chunk(chunk_id: str, document: str) -> None:
+def test_get_document_id_strips_last_part(chunk_id: str, document: str) -> None:
     assert get_document_id(chunk_id) == document
 
 
-def test_contexts_keep_their_rank() -> None:
-    row = interaction(contexts=[{"chunk_id": "z", "text": "1"}, {"chunk_id": "a", "text": "2"}])
-    assert row.contexts == (Context(chunk_id="z", text="1"), Context(chunk_id="a", text="2"))
-
-
 @pytest.mark.parametrize(
-    ("probability", "is_valid"), [(1e-320, False), (9e-7, False), (1e-6, True), (1, True), (1.1, False)]
+    ("probability", "is_valid"),
+    [(-0.1, False), (0, False), (1e-320, False), (9e-7, False), (1e-6, True), (1, True), (1.1, False)],
 )
-def test_a_verdict_stands_for_a_million_answers_at_most(probability: float, is_valid: bool) -> None:
+def test_review_inclusion_probability_bounds(probability: float, is_valid: bool) -> None:
     with nullcontext() if is_valid else pytest.raises(ValidationError, match="inclusion_probability"):
         review(inclusion_probability=probability)

@@ -1,5 +1,3 @@
-"""A file is whole or not there, after a power cut, too. (`test_store` and `test_cache` have the errors of a disk.)"""
-
 from __future__ import annotations
 
 import os
@@ -11,23 +9,21 @@ import pytest
 from abstain.core.files import create_home, write_atomically
 
 
-def test_bytes_are_on_disk_before_the_rename_and_then_the_rename_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_write_atomically_syncs_before_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     fsync, replace = os.fsync, Path.replace
 
-    def synced(descriptor: int) -> None:
-        found = os.fstat(descriptor)
-        done.append("folder" if stat.S_ISDIR(found.st_mode) else f"{found.st_size} bytes")
+    def record_sync(descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        done.append("folder" if stat.S_ISDIR(status.st_mode) else f"{status.st_size} bytes")
         fsync(descriptor)
 
-    def replaced(self: Path, target: Path) -> Path:
+    def record_rename(self: Path, target: Path) -> Path:
         done.append("rename")
         return replace(self, target)
 
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(Path, "replace", replaced)
+    monkeypatch.setattr(os, "fsync", record_sync)
+    monkeypatch.setattr(Path, "replace", record_rename)
     for content in (b"old\n", b"newer\n"):
         write_atomically(tmp_path / "rows.jsonl", content)
         assert (tmp_path / "rows.jsonl").read_bytes() == content
@@ -36,7 +32,7 @@ def test_bytes_are_on_disk_before_the_rename_and_then_the_rename_is(
     assert len(done) == 6, "what is there already is not written"
 
 
-def test_a_replaced_file_keeps_its_mode_and_a_new_one_has_that_of_the_umask(tmp_path: Path) -> None:
+def test_write_atomically_keeps_mode_or_uses_umask(tmp_path: Path) -> None:
     private, new = tmp_path / "reviews.csv", tmp_path / "new.csv"
     private.write_text("old")
     private.chmod(0o600)
@@ -49,7 +45,7 @@ def test_a_replaced_file_keeps_its_mode_and_a_new_one_has_that_of_the_umask(tmp_
     assert [stat.S_IMODE(file.stat().st_mode) for file in (private, new)] == [0o600, 0o640]
 
 
-def test_a_new_home_is_its_owners_alone_and_another_stays_as_it_is(tmp_path: Path) -> None:
+def test_create_home_new_folder_is_private(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir(mode=0o775)
     before = stat.S_IMODE(shared.stat().st_mode)

@@ -1,5 +1,3 @@
-"""What is shown of URLs, and where their secrets come from."""
-
 from __future__ import annotations
 
 import pytest
@@ -30,14 +28,14 @@ SHOWN = [
 
 
 @pytest.mark.parametrize(("url", "shown"), SHOWN)
-def test_a_url_is_shown_without_its_secrets(url: str, shown: str) -> None:
+def test_redact_url_removes_secrets(url: str, shown: str) -> None:
     assert redact_url(url) == shown
     assert redact_url(shown) == shown
     if "://" in url:
         assert redact_urls(f"cannot read '{url}' ({url})") == f"cannot read '{shown}' ({shown})"
 
 
-def test_what_a_backend_says_is_shown_without_secrets_and_so_is_its_traceback() -> None:
+def test_translate_errors_redacts_secrets() -> None:
     with (
         pytest.raises(AbstainError) as raised,
         translate_errors(Code.NOT_READABLE, "a.jsonl", "check it"),
@@ -47,7 +45,7 @@ def test_what_a_backend_says_is_shown_without_secrets_and_so_is_its_traceback() 
     assert raised.value.__suppress_context__, "Prefect logs the traceback of a failed run"
 
 
-def test_variables_of_a_url_are_read_when_it_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expand_variables_reads_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIGNED", "https://host/a.jsonl?X-Amz-Signature=secret")
     monkeypatch.setenv("PASSWORD", "p@ss/word")
     assert expand_variables("${SIGNED}", "x") == "https://host/a.jsonl?X-Amz-Signature=secret"

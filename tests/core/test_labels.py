@@ -11,14 +11,14 @@ from abstain.core.errors import AbstainError
 from abstain.core.labels import Labels
 
 
-def labelled(correct: list[int], groups: list[str], weight: list[float] | None = None) -> Labels:
+def make_labels(correct: list[int], groups: list[str], weight: list[float] | None = None) -> Labels:
     weights = np.array(weight, float) if weight else np.ones(len(correct))
     return Labels(np.array(correct, int), weights, np.array(groups, object))
 
 
-def drawn(rows: int, groups: int) -> Labels:
+def draw_labels(rows: int, groups: int) -> Labels:
     correct = np.random.default_rng(1).integers(0, 2, rows)
-    return labelled(correct.tolist(), [f"g-{row % groups}" for row in range(rows)])
+    return make_labels(correct.tolist(), [f"g-{row % groups}" for row in range(rows)])
 
 
 @pytest.mark.parametrize(
@@ -30,12 +30,12 @@ def drawn(rows: int, groups: int) -> Labels:
         ([1] * 44 + [1] * 6 + [0] * 5 + [0] * 2, "a" * 44 + "b" * 11 + "c" * 2, 2, 2),  # wherever b goes
     ],
 )
-def test_too_few_groups_are_an_error_with_a_remedy(correct: list[int], groups: str, right: int, wrong: int) -> None:
+def test_assign_folds_too_few_groups_raises(correct: list[int], groups: str, right: int, wrong: int) -> None:
     expected = (
         rf"correct answers of only {right}, incorrect ones of only {wrong}: bring feedback on more groups, or change"
     )
     with pytest.raises(AbstainError, match=expected):
-        labelled(correct, list(groups)).assign_folds(4, 7)
+        make_labels(correct, list(groups)).assign_folds(4, 7)
 
 
 @settings(deadline=None, max_examples=60)
@@ -44,13 +44,11 @@ def test_too_few_groups_are_an_error_with_a_remedy(correct: list[int], groups: s
     folds=st.integers(2, 6),
     seed=st.integers(0, 3),
 )
-def test_folds_are_of_whole_groups_and_both_kinds_are_outside_of_each(
-    rows: list[tuple[int, int, float]], folds: int, seed: int
-) -> None:
+def test_assign_folds_keeps_groups_whole(rows: list[tuple[int, int, float]], folds: int, seed: int) -> None:
     counted = [(g, y) for g, y, w in rows if w > 0]
     of_kind = [len({g for g, y in counted if y == kind}) for kind in (0, 1)]
     try:
-        fold = labelled([y for _, y, _ in rows], [f"g{g}" for g, *_ in rows], [w for *_, w in rows]).assign_folds(
+        fold = make_labels([y for _, y, _ in rows], [f"g{g}" for g, *_ in rows], [w for *_, w in rows]).assign_folds(
             folds, seed
         )
     except AbstainError:
@@ -65,8 +63,8 @@ def test_folds_are_of_whole_groups_and_both_kinds_are_outside_of_each(
         assert outside == {0, 1}
 
 
-def test_with_many_groups_there_are_as_many_folds_as_asked_for_and_they_are_alike() -> None:
-    labels = drawn(300, 50)
+def test_assign_folds_many_groups_gives_balanced_folds() -> None:
+    labels = draw_labels(300, 50)
     fold = labels.assign_folds(5, 7)
     sizes, shares = Counter(fold.tolist()), [float(labels.correct[fold == f].mean()) for f in range(5)]
     assert not np.array_equal(fold, labels.assign_folds(5, 8))
@@ -74,8 +72,8 @@ def test_with_many_groups_there_are_as_many_folds_as_asked_for_and_they_are_alik
     assert max(shares) - min(shares) < 0.15
 
 
-def test_rows_that_do_not_count_do_not_shift_the_folds_of_those_that_do() -> None:
-    labels = drawn(120, 20)
+def test_assign_folds_ignores_rows_of_weight_zero() -> None:
+    labels = draw_labels(120, 20)
     with_more = Labels(
         np.concatenate([labels.correct, labels.correct[:30]]),
         np.concatenate([labels.weight, np.zeros(30)]),

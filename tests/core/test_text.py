@@ -1,5 +1,3 @@
-"""Foreign text on a terminal, and refusals."""
-
 from __future__ import annotations
 
 import pytest
@@ -22,19 +20,19 @@ ATTACKS = (
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-def test_no_character_controls_the_terminal(attack: str) -> None:
+def test_replace_control_characters_removes_attacks(attack: str) -> None:
     shown = replace_control_characters(f"before {attack} after")
     assert not set(shown) & set("\x00\x07\r\x1b\x7f\x9b\u202e")
     assert shown.startswith("before ") and shown.endswith(" after")
 
 
-def test_text_of_any_language_its_lines_and_tabs_stay() -> None:
+def test_replace_control_characters_keeps_ordinary_text() -> None:
     text = "Was kostet's?\n\tÀ peu près 5 €, 手数料, رسوم, 👍🏽"
     assert replace_control_characters(text) == text
     assert replace_control_characters("one\r\ntwo\rthree") == "one\ntwo\nthree"
 
 
-def test_the_line_of_an_error_controls_nothing() -> None:
+def test_message_with_code_has_no_control_characters() -> None:
     error = AbstainError(Code.INVALID_ROW, "field '\x1b[2J' is unknown: remove it")
     assert error.message_with_code == "A103: field '\ufffd[2J' is unknown: remove it"
     assert parse_error_line(f"error {error.message_with_code}") is not None
@@ -44,20 +42,14 @@ BEGINNINGS = ("[Unanswerable", "I don't know")
 
 
 @pytest.mark.parametrize(
-    "answer",
-    [
-        "[Unanswerable given the paragraph below]",
-        "I don't know what the fee is.",
-        "I DON\u2019T\nknow.",
-        "  i don't  know",
-    ],
+    "answer", ["[Unanswerable given the paragraph below]", "I don't know it.", "I DON\u2019T\nknow.", "  i don't  know"]
 )
-def test_a_refusal_begins_with_one_of_the_texts_however_it_is_typed(answer: str) -> None:
+def test_is_refusal_ignores_case_spaces_quotes(answer: str) -> None:
     assert is_refusal(answer, BEGINNINGS)
 
 
 @pytest.mark.parametrize("answer", ["Unanswerable", "U", "The fee? I don't know.", "I know.", ""])
-def test_other_answers_are_none(answer: str) -> None:
+def test_is_refusal_other_answers_are_false(answer: str) -> None:
     """A bracket means itself: as a regular expression, "[Unanswerable" would be none, and "[Una]" one letter."""
     assert not is_refusal(answer, BEGINNINGS)
     assert not is_refusal(answer, ())

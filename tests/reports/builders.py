@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from abstain.data.labels.data_card import DataCard
 from abstain.learning.evaluation.evaluation_result import EvaluationResult
 from abstain.reports.plots import plot_tables
 
@@ -25,6 +26,13 @@ TABLE = "a | b\n| --- | --- |\n| `c` | **d** _e_ ~~f~~ &amp; $x^2$ and $5"
 CONTROL = "nul \x00, escape \x1b[31m, backwards \u202etxt.exe\u202c, noncharacter \ufffe, end"
 NASTY = (TAG, LINK, TABLE, CONTROL, "Donaudampfschifffahrtsgesellschaft" * 12)
 """Texts of people; the file with the made-up results has each of them."""
+
+
+def make_contradiction(message: str) -> dict[str, Any]:
+    """Make a contradiction of the data card with any message."""
+    numbers = {"answers": 45, "contradicted": 41.0, "expected": 3.0, "p_value": 1e-9}
+    return {"person": "reviewer r-01234567", "batch": None, **numbers, "message": message}
+
 
 AT_THRESHOLD, THRESHOLD = "metrics.holdout.at_threshold", "evaluation.threshold"
 GUARANTEE = f"{THRESHOLD}.guarantee"
@@ -68,13 +76,11 @@ UNDEFINED = {
     "evaluation.fusion": {"strength": 1e-4, "coefficients": {"linear": 0.0}, "missing": {"linear": 0.0}},
     "evaluation.examples": {"caught": [], "missed": [], "withheld": []},
     "evaluation.regressors.regressors": {},
-    "dataset.thumbs": {
-        "weights": "fixed",
-        "reason": "2 answers have both",
-        "largest_share": {"users": 0, "limit": 1.0, "before": 0.0, "after": 0.0},
-    },
+    "dataset.thumbs.weights": "fixed",
+    "dataset.thumbs.reason": "2 answers have both",
+    "dataset.thumbs.largest_share": {"users": 0, "limit": 1.0, "before": 0.0, "after": 0.0},
     "dataset.kinds.1.answers": 0,
-    "dataset.contradicting": {"tested": 3, "named": [{"message": f"reviewer r-01234567 in batch {TAG}: 41 of 45"}]},
+    "dataset.contradicting.named": [make_contradiction(f"reviewer r-01234567 in batch {TAG}: 41 of 45")],
 }
 """A hold-out of one class that shows nothing: metrics are undefined and optional parts are absent."""
 
@@ -83,7 +89,7 @@ class Evaluated(NamedTuple):
     """The arguments of `render_evaluation`."""
 
     result: EvaluationResult
-    dataset: dict[str, Any]
+    dataset: DataCard
     tables: dict[str, pd.DataFrame]
 
 
@@ -103,7 +109,7 @@ def evaluated(*, guaranteed: bool = True, few: bool = False, changed: Mapping[st
             part = part[int(name)] if isinstance(part, list) else part[name]
         part[last] = copy.deepcopy(value)
     result = EvaluationResult.from_files(parts["metrics"], parts["evaluation"])
-    return Evaluated(result, parts["dataset"], plot_tables(tables, result))
+    return Evaluated(result, DataCard.from_dict(parts["dataset"]), plot_tables(tables, result))
 
 
 @lru_cache(maxsize=1)

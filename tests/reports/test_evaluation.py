@@ -25,6 +25,7 @@ from tests.reports.builders import (
     NASTY,
     TAG,
     evaluated,
+    make_contradiction,
 )
 from tests.reports.golden_files import assert_golden
 from tests.reports.reading import READER, Page, said_in_markdown, said_on_page, shown, tokens, words
@@ -236,8 +237,8 @@ def test_markdown_any_text_reads_unchanged(text: str) -> None:
 @example("# a\n- b | c <i>")
 def test_report_any_text_changes_no_structure(text: str) -> None:
     keys = ("examples.caught.0.question", "examples.caught.0.product", "skipped.entailment", "slices.0.slice")
-    changed = {f"evaluation.{key}": text for key in keys} | {"dataset.contradicting.named": [{"message": text}]}
-    plain = dict.fromkeys(changed, "x") | {"dataset.contradicting.named": [{"message": "x"}]}
+    changed = {f"evaluation.{key}": text for key in keys} | {"dataset.contradicting.named": [make_contradiction(text)]}
+    plain = dict.fromkeys(changed, "x") | {"dataset.contradicting.named": [make_contradiction("x")]}
     kinds = [[token.type for token in READER.parse(render_markdown(changed=values))] for values in (changed, plain)]
     assert kinds[0] == kinds[1]
 

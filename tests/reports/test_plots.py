@@ -1,5 +1,3 @@
-"""The plots: what they show, that they are the same each time, and that they can be read on light and dark ground."""
-
 from __future__ import annotations
 
 import re
@@ -20,20 +18,20 @@ TABLES = evaluated().tables
 
 
 @lru_cache
-def drawn(name: str) -> bytes:
+def draw(name: str) -> bytes:
     return render_plot(name, TABLES[name])
 
 
-def words(svg: bytes) -> list[str]:
-    """The texts of a drawing, which is parsed as XML as strictly as a browser does."""
+def read_texts(svg: bytes) -> list[str]:
+    """Read the texts of an SVG with a strict XML parser."""
     return [" ".join(node.itertext()) for node in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", PLOTS)
-def test_a_plot_is_a_small_drawing_and_the_same_each_time(name: str) -> None:
-    svg = drawn(name)
-    assert words(svg)
+def test_render_plot_is_small_deterministic_svg(name: str) -> None:
+    svg = draw(name)
+    assert read_texts(svg)
     assert 5_000 < len(svg) < 40_000
     assert svg == render_plot(name, TABLES[name])
     assert re.findall(rb"<(?:script|image|a)\b|href=\"(?!#)|<metadata", svg) == []
@@ -41,8 +39,8 @@ def test_a_plot_is_a_small_drawing_and_the_same_each_time(name: str) -> None:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", PLOTS)
-def test_every_colour_has_one_for_dark_pages(name: str) -> None:
-    drawing = re.sub(rb"<style>.*?</style>", b"", drawn(name), flags=re.DOTALL)
+def test_render_plot_uses_theme_colours(name: str) -> None:
+    drawing = re.sub(rb"<style>.*?</style>", b"", draw(name), flags=re.DOTALL)
     used = {colour.decode() for colour in re.findall(rb"#[0-9a-f]{6}", drawing)}
     assert used <= set(LIGHT.values())
     assert len(used) >= 4
@@ -50,20 +48,20 @@ def test_every_colour_has_one_for_dark_pages(name: str) -> None:
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
-def test_colours_stand_out_from_their_ground(theme: dict[str, str]) -> None:
+def test_theme_contrast_meets_wcag(theme: dict[str, str]) -> None:
     """WCAG 2.1: 4.5 to 1 for text, 3 to 1 for what is drawn; a grid may be faint."""
     for name in ("text", "soft"):
-        assert contrast(theme[name], theme["paper"]) >= 4.5, name
+        assert compute_contrast(theme[name], theme["paper"]) >= 4.5, name
     for name in ("blue", "orange", "green", "grey"):
-        assert contrast(theme[name], theme["paper"]) >= 3, name
+        assert compute_contrast(theme[name], theme["paper"]) >= 3, name
 
 
-def contrast(one: str, other: str) -> float:
-    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+def compute_contrast(one: str, other: str) -> float:
+    light, dark = sorted((compute_luminance(one), compute_luminance(other)), reverse=True)
     return (light + 0.05) / (dark + 0.05)
 
 
-def luminance(colour: str) -> float:
+def compute_luminance(colour: str) -> float:
     parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
@@ -71,39 +69,30 @@ def luminance(colour: str) -> float:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", CURVES)
-def test_a_plot_shows_its_table(name: str) -> None:
+def test_render_plot_depends_on_table(name: str) -> None:
     table = TABLES[name]
     columns = {"threshold": "precision", "roc": "true_positive_rate", "risk_coverage": "risk", "confidence": "correct"}
     column = columns.get(name, "accuracy")
-    assert render_plot(name, table.assign(**{column: table[column] * 0.9})) != drawn(name)
+    assert render_plot(name, table.assign(**{column: table[column] * 0.9})) != draw(name)
 
 
-def test_both_thresholds_and_the_target_are_named() -> None:
-    told = words(drawn("threshold"))
-    assert {f"guaranteed: {GUARANTEED:.3f}", f"heuristic: {HEURISTIC:.3f}", "aimed at: 80 %"} <= set(told)
-    assert {"precision", "coverage"} <= set(told)
-    without = words(render_plot("threshold", evaluated(guaranteed=False).tables["threshold"]))
-    assert f"heuristic: {HEURISTIC:.3f}" in without
-    assert not any(text.startswith("guaranteed") for text in without)
-    rate = words(
-        render_plot(
-            "threshold",
-            evaluated(
-                changed={
-                    "evaluation.threshold.guarantee.metric": "error_rate",
-                    "evaluation.threshold.guarantee.target": 0.05,
-                }
-            ).tables["threshold"],
-        )
+def test_render_plot_threshold_labels() -> None:
+    guarantee = "evaluation.threshold.guarantee"
+    by_error_rate = {f"{guarantee}.metric": "error_rate", f"{guarantee}.target": 0.05}
+    guaranteed, heuristic, error_rate = (
+        set(read_texts(render_plot("threshold", evaluated(**options).tables["threshold"])))
+        for options in ({}, {"guaranteed": False}, {"changed": by_error_rate})
     )
-    assert {"shown and incorrect, of all", "aimed at: 5 %"} <= set(rate)
-    assert "precision" not in rate
+    lines = {f"heuristic: {HEURISTIC:.3f}", "aimed at: 80 %", "precision", "coverage"}
+    assert {f"guaranteed: {GUARANTEED:.3f}", *lines} <= guaranteed
+    assert lines <= heuristic and not any(text.startswith("guaranteed") for text in heuristic)
+    assert {"shown and incorrect, of all", "aimed at: 5 %"} <= error_rate and "precision" not in error_rate
 
 
-def test_lines_are_named_and_differ_by_more_than_their_colour() -> None:
+def test_render_plot_lines_differ_by_dashes() -> None:
     for name in ("roc", "risk_coverage"):
-        svg = drawn(name)
-        assert {"probe", "fusion", "min_log_prob", "length_only"} <= set(words(svg))
+        svg = draw(name)
+        assert {"probe", "fusion", "min_log_prob", "length_only"} <= set(read_texts(svg))
         dashes = set()
         for colour in ("blue", "orange", "green", "grey"):
             styles = re.findall(rf'style="fill: none; ([^"]*stroke: {LIGHT[colour]}[^"]*)"', svg.decode())
@@ -113,14 +102,12 @@ def test_lines_are_named_and_differ_by_more_than_their_colour() -> None:
         assert len(dashes) == 4
 
 
-def test_the_leaderboard_names_every_scorer_the_best_on_top() -> None:
-    table, svg = TABLES["leaderboard"], drawn("leaderboard")
-    told = words(svg)
+def test_render_plot_leaderboard_best_on_top() -> None:
+    table, svg = TABLES["leaderboard"], draw("leaderboard")
+    texts = read_texts(svg)
     names = [name for name in table["scorer"] if len(name) < 24]
-    assert [text for text in told if text in names] == names
-    for value in table["auroc"].dropna():
-        assert f"{value:.3f}" in told
-    assert "not defined" in told  # of the scorer without a score
+    assert [text for text in texts if text in names] == names
+    assert {f"{value:.3f}" for value in table["auroc"].dropna()} | {"not defined"} <= set(texts)
     assert table["auroc"].dropna().is_monotonic_decreasing
     first, last = (float(re.search(rf'y="([\d.]+)"[^>]*>{name}<', svg.decode())[1]) for name in (names[0], names[-1]))
     assert first < last
@@ -128,44 +115,39 @@ def test_the_leaderboard_names_every_scorer_the_best_on_top() -> None:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("text", [*NASTY, "$\\frac{", "$x^2$", "]]>", "名前"])
-def test_a_name_is_drawn_as_it_is_written(text: str) -> None:
-    """No formula, no tag, and nothing that a browser refuses to parse."""
-    table = pd.DataFrame(
-        {"scorer": ["probe", text], "kind": "signal", "auroc": 0.7, "auroc_low": 0.6, "auroc_high": 0.8}
-    )
+def test_render_plot_draws_name_as_written(text: str) -> None:
+    aurocs = {"auroc": 0.7, "auroc_low": 0.6, "auroc_high": 0.8}
+    table = pd.DataFrame({"scorer": ["probe", text], "kind": "signal", **aurocs})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        told = words(render_plot("leaderboard", table))
-    assert any(" ".join(text.split())[:3] in word for word in told)
+        texts = read_texts(render_plot("leaderboard", table))
+    assert any(" ".join(text.split())[:3] in drawn_text for drawn_text in texts)
 
 
 @pytest.mark.parametrize("name", PLOTS)
-def test_of_nothing_it_says_so(name: str) -> None:
-    assert words(render_plot(name, TABLES[name].iloc[:0])) == ["not defined for these answers"]
+def test_render_plot_empty_table_is_not_defined(name: str) -> None:
+    assert read_texts(render_plot(name, TABLES[name].iloc[:0])) == ["not defined for these answers"]
 
 
-def test_what_is_not_defined_is_not_drawn_as_0() -> None:
+def test_render_plot_undefined_value_is_gap() -> None:
     table = TABLES["threshold"].copy()
     table.loc[table["threshold"] > 0.7, "precision"] = np.nan
-    known = table[table["precision"].notna()]
-    line = re.search(
-        r'<g id="line2d_\d+">\s*<path d="([^"]*)" clip-path[^>]*stroke: #0072b2',
-        render_plot("threshold", table).decode(),
-    )
+    svg = render_plot("threshold", table).decode()
+    line = re.search(r'<g id="line2d_\d+">\s*<path d="([^"]*)" clip-path[^>]*stroke: #0072b2', svg)
     assert line is not None
-    assert len(re.findall(r"[ML] ", line[1])) == len(known)
+    assert len(re.findall(r"[ML] ", line[1])) == table["precision"].notna().sum()
 
 
-def test_a_hold_out_of_one_class_is_drawn() -> None:
+def test_render_plot_one_class_holdout() -> None:
     nothing = TABLES["roc"].assign(true_positive_rate=np.nan)
-    assert "probe" in words(render_plot("roc", nothing))
+    assert "probe" in read_texts(render_plot("roc", nothing))
     board = TABLES["leaderboard"].assign(auroc=np.nan, auroc_low=np.nan, auroc_high=np.nan)
-    assert words(render_plot("leaderboard", board)).count("not defined") == len(board)
-    empty = TABLES["confidence"].assign(right=0.0, wrong=0.0)
-    assert "correct (up)" in words(render_plot("confidence", empty))
+    assert read_texts(render_plot("leaderboard", board)).count("not defined") == len(board)
+    empty = TABLES["confidence"].assign(correct=0.0, incorrect=0.0)
+    assert "correct (up)" in read_texts(render_plot("confidence", empty))
 
 
-def test_the_curves_of_a_large_hold_out_stay_small() -> None:
+def test_render_plot_large_holdout_stays_small() -> None:
     generator = np.random.default_rng(1)
     correct, parts = generator.integers(2, size=20_000), []
     for name in ("probe", "fusion", "yes_score", "length_only"):

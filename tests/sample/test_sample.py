@@ -42,37 +42,30 @@ def taken(tmp_path_factory: pytest.TempPathFactory) -> tuple[IngestReport, Inges
 
 
 @pytest.mark.heavy
-def test_handbook_and_history_are_accepted_whole(taken: tuple[IngestReport, IngestReport, Path]) -> None:
+def test_sample_history_is_accepted(taken: tuple[IngestReport, IngestReport, Path]) -> None:
     history, _, _ = taken
-    assert (history.duplicate, history.quarantined) == (0, 0)
+    assert (history.duplicate, history.quarantined, history.ignored) == (0, 0, ())
     assert history.read == history.accepted == history.contracts["interactions"] + len(list(HANDBOOK.iterdir()))
-    assert history.ignored == ()
 
 
 @pytest.mark.heavy
-def test_of_the_incoming_rows_one_is_known_five_are_refused_and_one_waits(
-    taken: tuple[IngestReport, IngestReport, Path],
-) -> None:
+def test_sample_incoming_rows_cover_rejections(taken: tuple[IngestReport, IngestReport, Path]) -> None:
     _, incoming, data = taken
     assert (incoming.duplicate, incoming.quarantined, incoming.awaiting_documents) == (1, 5, 1)
     assert incoming.read == incoming.accepted + 1 + 5 + 1
     assert len(list(DataStore(data).iter_rows(Interaction))) == len(HISTORY.read_text().splitlines()) + WEEK
     assert incoming.quarantine
-    assert_reasons(
-        tuple(read_rows(data / incoming.quarantine, QuarantinedRow)),
-        [
-            r"A103 line: invalid JSON: EOF ",
-            r"A103 asked_at: value error, not a timestamp: write it in UTC",
-            r"A103 anwser: unknown field, did you mean 'answer'\?",
-            r"A104 interaction_id: 'q-00002' is known with other content \(differs in answer\)",
-            r"A103 review\.\w+: this field is missing",
-            r"A104 contexts: no ingested document holds 'no-such-page#0'",
-        ],
-    )
+    rejected = list(read_rows(data / incoming.quarantine, QuarantinedRow))
+    assert [row.line for row in rejected] == sorted(row.line for row in rejected)
+    patterns = ["A103 line: ", "A103 asked_at: ", "A103 anwser: .*'answer'", "A104 interaction_id: 'q-00002' "]
+    patterns += [r"A103 review\.\w+: ", "A104 contexts: .*'no-such-page#0'"]
+    for row, pattern in zip(rejected, patterns, strict=True):
+        assert row.reasons
+        assert all(re.match(pattern, reason.message_with_code) for reason in row.reasons), row.reasons
 
 
 @pytest.mark.heavy
-def test_holdout_is_large_and_of_many_topics_and_users_share_chunks(
+def test_sample_holdout_is_large_with_many_topics(
     taken: tuple[IngestReport, IngestReport, Path],
 ) -> None:
     frame, _ = read_training_table(DataStore(taken[2]), PARAMS.labels, PARAMS.split)
@@ -87,22 +80,14 @@ def test_holdout_is_large_and_of_many_topics_and_users_share_chunks(
     assert not frame["duplicate_in_training"].any()
 
 
-def assert_reasons(refused: tuple[QuarantinedRow, ...], expected: list[str]) -> None:
-    assert [row.line for row in refused] == sorted(row.line for row in refused)
-    assert len(refused) == len(expected)
-    for row, pattern in zip(refused, expected, strict=True):
-        assert row.reasons
-        assert all(re.match(pattern, reason.message_with_code) for reason in row.reasons), row.reasons
-
-
 @pytest.mark.parametrize("arguments", [[], ["a", "b"], ["."]])
-def test_the_command_takes_one_folder_that_is_not_there_yet(arguments: list[str]) -> None:
+def test_sample_command_wrong_arguments_raise(arguments: list[str]) -> None:
     with pytest.raises(AbstainError, match="^usage: python -m abstain.sample DATA"):
         main(arguments)
 
 
 @pytest.mark.slow
-def test_the_command_writes_what_dvc_records(tmp_path: Path) -> None:
+def test_sample_command_writes_recorded_data(tmp_path: Path) -> None:
     project, folder = Project(ROOT, tmp_path / "home"), tmp_path / "repository"
     folder.mkdir()
     for command, where in (
@@ -120,7 +105,7 @@ def test_the_command_writes_what_dvc_records(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_demo_reads_at_most_75_000_tokens(tmp_path: Path) -> None:
+def test_sample_demo_token_budget(tmp_path: Path) -> None:
     """All answers are counted, though those without a label are not read."""
     settings = Settings(home=MODELS.parent, features_url=str(tmp_path))
     lines = [*HISTORY.read_text().splitlines(), *INCOMING.read_text().splitlines()[:WEEK]]

@@ -1,5 +1,3 @@
-"""The stages `validate` and `dataset` in a folder of their own, with the real suites."""
-
 from __future__ import annotations
 
 import shutil
@@ -12,6 +10,7 @@ from abstain.core import paths
 from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.data.store.dataset import DataStore
+from abstain.data.validation.results import ValidationResult
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.sources.files import make_explicit_sources
 from abstain.reports.data_reports.validation import validation_report
@@ -35,8 +34,10 @@ def params() -> Params:
 def accepted(tmp_path_factory: pytest.TempPathFactory, params: Params) -> Path:
     """A data folder of two batches, the second of them in German."""
     folder = tmp_path_factory.mktemp("accepted")
-    english = [line(at, f"What is the annual fee of card number {at:03d}, and when is it due?") for at in range(200)]
-    german = [line(at, f"Wie hoch ist die Jahresgebühr der Karte mit Nummer {at}?") for at in range(200, 260)]
+    english = [
+        make_line(at, f"What is the annual fee of card number {at:03d}, and when is it due?") for at in range(200)
+    ]
+    german = [make_line(at, f"Wie hoch ist die Jahresgebühr der Karte mit Nummer {at}?") for at in range(200, 260)]
     for number, rows in enumerate((english, german)):
         file = write_lines(folder / f"{number}.jsonl", *rows)
         report = ingest(
@@ -46,8 +47,8 @@ def accepted(tmp_path_factory: pytest.TempPathFactory, params: Params) -> Path:
     return folder / "data"
 
 
-def line(at: int, question: str) -> dict:
-    """An answer in a group of ten, right every other time; its thumb always says so."""
+def make_line(at: int, question: str) -> dict:
+    """Make an answer with thumb and review in a group of ten; every other one is correct."""
     right = at % 2 == 0
     said = {"thumb": thumb("up" if right else "down"), "review": verdict(right)}
     return row(f"q-{at}", question=question, answer=f"It is {at:03d} euros.", group=f"g-{at // 10}", **said)
@@ -60,7 +61,7 @@ def workspace(accepted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return tmp_path
 
 
-def test_validate_and_dataset_sound_data_pass(workspace: Path, params: Params) -> None:
+def test_validate_dataset_stages_sound_data_pass(workspace: Path, params: Params) -> None:
     validate.stage(params)
     found = read_json(paths.VALIDATION)
     assert found["success"] and found["as_of"] == NOW.isoformat()
@@ -75,20 +76,20 @@ def test_validate_and_dataset_sound_data_pass(workspace: Path, params: Params) -
     validate.stage(params)
     dataset.stage(params)
     assert (paths.VALIDATION.read_bytes(), QUALITY.read_bytes()) == before  # for DVC
-    _, page = validation_report([found, quality], "a run")
+    _, page = validation_report(ValidationResult.merge(map(ValidationResult.from_dict, (found, quality))), "a run")
     assert "Passed, with" in page and "question language" in page and "Labels by split" in page
 
 
-def test_validate_duplicate_row_raises(workspace: Path, params: Params) -> None:
+def test_validate_stage_repeated_row_fails(workspace: Path, params: Params) -> None:
     first, second = DataStore(paths.DATA).list_part_files(Interaction)
     with second.open("ab") as file:
         file.write(first.read_bytes().splitlines(keepends=True)[0])
-    with pytest.raises(AbstainError, match=r"^1 rows .*interactions/q-0 first: interaction_id"):
+    with pytest.raises(AbstainError, match="1 rows of data/ fail validation, interactions/q-0 first: interaction_id:"):
         validate.stage(params)
     assert read_json(paths.VALIDATION)["success"] is False
 
 
-def test_dataset_holdout_in_training_raises_and_is_on_page(workspace: Path, params: Params) -> None:
+def test_dataset_stage_leaked_holdout_fails(workspace: Path, params: Params) -> None:
     for part in DataStore(paths.DATA).list_part_files(Interaction):
         rows = [
             one.model_copy(update={"question": "The fee?", "answer": "None."})
@@ -96,14 +97,14 @@ def test_dataset_holdout_in_training_raises_and_is_on_page(workspace: Path, para
         ]
         part.write_text("".join(f"{one.to_json_line()}\n" for one in rows), encoding="utf-8")
     validate.stage(params)
-    with pytest.raises(AbstainError, match="the training table fails validation, splits/holdout first: holdout: 100 %"):
+    with pytest.raises(AbstainError, match="splits/holdout first: holdout: 100 %"):
         dataset.stage(params)
-    _, page = validation_report([read_json(paths.VALIDATION), read_json(QUALITY)], "a run")
+    _, page = validation_report(ValidationResult.from_dict(read_json(QUALITY)), "a run")
     assert "1 expectation failed" in page
     assert not paths.DATASET.exists()
 
 
-def test_validate_rows_without_batch_record_raise(workspace: Path, params: Params) -> None:
+def test_validate_stage_missing_batch_record_fails(workspace: Path, params: Params) -> None:
     (paths.DATA / "batches.jsonl").unlink()
     with pytest.raises(AbstainError, match=r"batches\.jsonl has no record of"):
         validate.stage(params)

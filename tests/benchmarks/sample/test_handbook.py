@@ -9,7 +9,7 @@ from benchmarks.sample.handbook import build_handbook
 from benchmarks.sample.judge import is_answerable
 from benchmarks.sample.questions import DAYS, FIRST_DAY, build_questions, source_digest
 
-pytestmark = pytest.mark.soak(twin="test_the_command_writes_what_dvc_records")
+pytestmark = pytest.mark.soak(twin="test_sample_command_writes_recorded_data")
 
 PAGES = build_handbook()
 ASKED = build_questions(PAGES)

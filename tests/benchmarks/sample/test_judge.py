@@ -5,7 +5,7 @@ from benchmarks.sample.handbook import Fact, build_handbook
 from benchmarks.sample.judge import is_answerable, is_refusal, review_answer
 from benchmarks.sample.values import Value, phrase
 
-pytestmark = pytest.mark.soak(twin="test_the_command_writes_what_dvc_records")
+pytestmark = pytest.mark.soak(twin="test_sample_command_writes_recorded_data")
 
 
 def fact(key: str, label: str, written: str, *values: Value, product: str = "Ember Card") -> Fact:

@@ -22,7 +22,7 @@ from tests.checkout import shipped_params
 from tests.conftest import MODELS
 from tests.data.builders import bytes_of
 
-pytestmark = pytest.mark.soak(twin="test_the_command_writes_what_dvc_records")
+pytestmark = pytest.mark.soak(twin="test_sample_command_writes_recorded_data")
 
 PARAMS = shipped_params()
 PAGES = build_handbook()

@@ -9,7 +9,7 @@ from benchmarks.sample.catalogue import Range
 from benchmarks.sample.handbook import build_handbook
 from benchmarks.sample.values import Value, agree, phrase, quantities, says, write
 
-pytestmark = pytest.mark.soak(twin="test_the_command_writes_what_dvc_records")
+pytestmark = pytest.mark.soak(twin="test_sample_command_writes_recorded_data")
 
 
 def cents(most: int) -> st.SearchStrategy[float]:

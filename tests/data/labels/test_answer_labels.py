@@ -21,7 +21,7 @@ from tests.data.frames import LABELS, reviews, thumbs
 
 
 def tally(*rows: Thumb) -> list[tuple[int, int, bool]]:
-    """The votes of thumbs on answers `a`, `b` ..., as (row, user, up)."""
+    """Return the countable thumbs on answers `a`, `b` ... as (row, user, up)."""
     placed = thumbs(rows)
     placed = placed.assign(row=placed.pop("interaction_id").map("abc".index))
     placed["user"] = pd.factorize(placed["user"], sort=True)[0] + 1
@@ -33,13 +33,11 @@ def place(rows: Sequence[Review]) -> pd.DataFrame:
     return placed.assign(row=placed.pop("interaction_id").map("abc".index))
 
 
-def verdict(*rows: Review, **changes: object) -> pd.Series:
-    """What is said of answer `a`."""
-    params = LABELS.model_copy(update=changes)
-    return resolve_reviews(select_latest_reviews(place(rows), params), params).loc[0]
+def resolve_first(*rows: Review, **changes: object) -> pd.Series:
+    return resolve_all(*rows, **changes).loc[0]
 
 
-def label(
+def assign_all(
     verdicts: pd.DataFrame,
     balance: list[int],
     params: LabelParams = LABELS,
@@ -50,56 +48,70 @@ def label(
     return assign_labels(pd.Series(shown_with or [np.nan] * len(balance)), verdicts, np.array(balance), said, params)
 
 
-def reviewed(*rows: Review) -> pd.DataFrame:
-    return resolve_reviews(select_latest_reviews(place(rows), LABELS), LABELS)
+def resolve_all(*rows: Review, **changes: object) -> pd.DataFrame:
+    params = LABELS.model_copy(update=changes)
+    return resolve_reviews(select_latest_reviews(place(rows), params), params)
 
 
-NOBODY = reviewed()
+NOBODY = resolve_all()
+REVIEWS = st.builds(
+    review,
+    st.sampled_from("ab"),
+    days=st.integers(1, 4),
+    reviewer=st.sampled_from("xyz"),
+    complete=st.booleans(),
+    correct=st.booleans(),
+    truthful=st.booleans(),
+    inclusion_probability=st.none() | st.sampled_from([0.1, 0.5]),
+)
+THUMBS = st.builds(
+    feedback,
+    st.sampled_from("ab"),
+    st.sampled_from(["up", "down"]),
+    days=st.integers(1, 3),
+    user=st.none() | st.sampled_from("xyz"),
+)
 
 
-def test_a_review_outranks_every_thumb() -> None:
-    found = label(reviewed(review("a", right=False, inclusion_probability=0.2)), [5]).iloc[0]
-    assert (found["correct"], found["source"], found["weight"], found["inclusion_probability"]) == (
-        0,
-        "review",
-        1.0,
-        0.2,
-    )
+def test_assign_labels_review_outranks_thumbs() -> None:
+    found = assign_all(resolve_all(review("a", right=False, inclusion_probability=0.2)), [5]).iloc[0]
+    values = found[["correct", "source", "weight", "inclusion_probability"]].tolist()
+    assert values == [0, "review", 1.0, 0.2]
 
 
-def test_without_a_review_the_thumbs_count_with_their_weight() -> None:
-    found = label(NOBODY, [-1, 2])
+def test_assign_labels_thumbs_without_review() -> None:
+    found = assign_all(NOBODY, [-1, 2])
     assert found["correct"].tolist() == [0, 1]
     assert found["source"].tolist() == ["thumb", "thumb"]
     assert found["weight"].tolist() == [0.4, 0.4]
     assert found[["complete", "review_correct", "truthful", "inclusion_probability"]].isna().all(axis=None)
 
 
-def test_a_label_that_nobody_drew_was_seen_with_the_propensity_of_its_answer() -> None:
-    judged = reviewed(review("a", inclusion_probability=0.2), review("b"))
-    found = label(judged, [0, 0, 1], shown_with=[0.9, 0.5, 0.25])
+def test_assign_labels_unsampled_label_gets_propensity() -> None:
+    judged = resolve_all(review("a", inclusion_probability=0.2), review("b"))
+    found = assign_all(judged, [0, 0, 1], shown_with=[0.9, 0.5, 0.25])
     assert found["inclusion_probability"].tolist() == [0.2, 0.5, 0.25]
     assert found["sampled"].tolist() == [True, False, False], "a propensity says nothing of who reviews"
-    assert label(judged, [0, 0, 1])["inclusion_probability"].isna().tolist() == [False, True, True]
+    assert assign_all(judged, [0, 0, 1])["inclusion_probability"].isna().tolist() == [False, True, True]
 
 
-def test_no_thumbs_a_tie_and_a_weight_of_nothing_are_no_label() -> None:
-    assert label(NOBODY, [0, 0]).source.isna().all()
-    assert label(NOBODY, [3], weight=0.0).source.isna().all()
-    assert label(reviewed(review("a")), [0], weight=0.0).source.tolist() == ["review"]
+def test_assign_labels_no_balance_or_weight_gives_none() -> None:
+    assert assign_all(NOBODY, [0, 0]).source.isna().all()
+    assert assign_all(NOBODY, [3], weight=0.0).source.isna().all()
+    assert assign_all(resolve_all(review("a")), [0], weight=0.0).source.tolist() == ["review"]
 
 
-def test_the_three_verdicts_stay_apart() -> None:
-    found = label(reviewed(review("a", complete=False, correct=True, truthful=False)), [0]).iloc[0]
+def test_assign_labels_keeps_three_criteria() -> None:
+    found = assign_all(resolve_all(review("a", complete=False, correct=True, truthful=False)), [0]).iloc[0]
     assert [found[name] for name in ("complete", "review_correct", "truthful")] == [False, True, False]
     assert found["correct"] == 0
 
 
 @pytest.mark.parametrize("failing", ["complete", "correct", "truthful"])
-def test_right_means_all_required_verdicts(failing: str) -> None:
+def test_resolve_reviews_correct_needs_all_criteria(failing: str) -> None:
     one = review("a", **{failing: False})
-    assert not verdict(one)["label"]
-    assert verdict(one, correct_if=tuple(name for name in LABELS.correct_if if name != failing))["label"]
+    assert not resolve_first(one)["label"]
+    assert resolve_first(one, correct_if=tuple(name for name in LABELS.correct_if if name != failing))["label"]
 
 
 FIRST, SECOND, THIRD = (
@@ -120,92 +132,58 @@ FIRST, SECOND, THIRD = (
         ((review("a", reviewer="x"), review("a", right=False, reviewer="y")), False, False, False),  # of one moment
     ],
 )
-def test_who_decides_where_reviews_disagree(
-    rows: tuple[Review, ...], latest: bool, majority: bool, strict: bool
-) -> None:
+def test_resolve_reviews_conflict_rules(rows: tuple[Review, ...], latest: bool, majority: bool, strict: bool) -> None:
     expected = {"latest": latest, "majority": majority, "strict": strict}
     for order in itertools.permutations(rows):
-        assert {rule: bool(verdict(*order, conflicts=rule)["label"]) for rule in expected} == expected
+        assert {rule: bool(resolve_first(*order, conflicts=rule)["label"]) for rule in expected} == expected
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("rule", ["latest", "majority", "strict"])
 @settings(max_examples=25)
-@given(
-    st.lists(
-        st.builds(
-            review,
-            st.sampled_from("ab"),
-            days=st.integers(1, 4),
-            reviewer=st.sampled_from("xyz"),
-            complete=st.booleans(),
-            correct=st.booleans(),
-            truthful=st.booleans(),
-            inclusion_probability=st.none() | st.sampled_from([0.1, 0.5]),
-        ),
-        min_size=1,
-        max_size=8,
-    ),
-    st.randoms(use_true_random=False),
-)
-def test_one_verdict_an_answer_whatever_the_order_and_its_parts_make_the_whole(rule: str, rows, rng) -> None:
-    params = LABELS.model_copy(update={"conflicts": rule, "correct_if": ("correct", "truthful")})
-    found = resolve_reviews(select_latest_reviews(place(rows), params), params)
+@given(st.lists(REVIEWS, min_size=1, max_size=8), st.randoms(use_true_random=False))
+def test_resolve_reviews_is_independent_of_order(rule: str, rows, rng) -> None:
+    changes = {"conflicts": rule, "correct_if": ("correct", "truthful")}
+    found = resolve_all(*rows, **changes)
     assert (found["label"] == (found["correct"] & found["truthful"])).all()
     assert found.index.tolist() == sorted({"abc".index(row.interaction_id) for row in rows})
     rng.shuffle(rows)
-    pd.testing.assert_frame_equal(resolve_reviews(select_latest_reviews(place(rows), params), params), found)
+    pd.testing.assert_frame_equal(resolve_all(*rows, **changes), found)
 
 
-def test_the_inclusion_probability_is_that_of_the_deciding_review() -> None:
+def test_resolve_reviews_inclusion_probability_of_deciding() -> None:
     earlier, later = review("a", inclusion_probability=0.9), review("a", days=3, inclusion_probability=0.1)
-    assert verdict(earlier, later)["inclusion_probability"] == 0.1
-    assert verdict(earlier, later, conflicts="strict")["inclusion_probability"] == 0.1  # both decide: one reviewer
+    assert resolve_first(earlier, later)["inclusion_probability"] == 0.1
+    assert (
+        resolve_first(earlier, later, conflicts="strict")["inclusion_probability"] == 0.1
+    )  # both decide: one reviewer
     both = (earlier, review("a", days=3, reviewer="other", inclusion_probability=0.1))
-    assert verdict(*both, conflicts="strict")["inclusion_probability"] == 0.9
-    assert np.isnan(verdict(earlier, review("a", days=3))["inclusion_probability"])
+    assert resolve_first(*both, conflicts="strict")["inclusion_probability"] == 0.9
+    assert np.isnan(resolve_first(earlier, review("a", days=3))["inclusion_probability"])
 
 
-def test_a_disagreement_is_between_any_two_reviews_and_about_being_right() -> None:
+def test_find_disagreements_compares_labels_of_all_reviews() -> None:
     changed_mind = [review("a", right=False, days=1), review("a", right=True, days=2)]
     agreed = [review("b", days=1), review("b", days=2, reviewer="other")]
-    beside_the_point = [
-        review("c", truthful=False, right=False, days=1),
-        review("c", truthful=True, right=False, days=2),
-    ]
-    assert find_disagreements(place([*changed_mind, *agreed, *beside_the_point]), LABELS).tolist() == [0]
+    same_label = [review("c", truthful=truthful, right=False, days=days) for days, truthful in ((1, False), (2, True))]
+    assert find_disagreements(place([*changed_mind, *agreed, *same_label]), LABELS).tolist() == [0]
 
 
-def test_every_anonymous_thumb_counts_and_a_known_user_once_with_the_last() -> None:
+def test_select_countable_thumbs_last_thumb_of_user() -> None:
     up, down = feedback("a", "up"), feedback("a", "down", days=2)
-    assert tally(up, up, down) == [(0, 0, True), (0, 0, True), (0, 0, False)]
+    assert tally(up, up, down) == [(0, 0, True), (0, 0, True), (0, 0, False)], "every anonymous thumb counts"
     own = feedback("a", "down", days=4, user="u"), feedback("a", "up", days=1, user="u")
-    assert tally(*own) == tally(*own[::-1]) == [(0, 1, False)]
+    same_moment = feedback("a", "up", user="u"), feedback("a", "down", user="u")
+    for thumbs_of_user in (own, same_moment):
+        assert tally(*thumbs_of_user) == tally(*thumbs_of_user[::-1]) == [(0, 1, False)]
     assert tally(*own, feedback("b", "up", user="u")) == [(0, 1, False), (1, 1, True)]
 
 
-def test_of_two_thumbs_of_one_moment_the_down_counts() -> None:
-    both = feedback("a", "up", user="u"), feedback("a", "down", user="u")
-    assert tally(*both) == tally(*both[::-1]) == [(0, 1, False)]
-
-
 @settings(max_examples=25)
-@given(
-    st.lists(
-        st.builds(
-            feedback,
-            st.sampled_from("ab"),
-            st.sampled_from(["up", "down"]),
-            days=st.integers(1, 3),
-            user=st.none() | st.sampled_from("xyz"),
-        ),
-        max_size=12,
-    ),
-    st.randoms(use_true_random=False),
-)
-def test_votes_do_not_depend_on_the_order_of_the_thumbs(rows: list[Thumb], rng) -> None:
+@given(st.lists(THUMBS, max_size=12), st.randoms(use_true_random=False))
+def test_select_countable_thumbs_is_independent_of_order(rows: list[Thumb], rng) -> None:
     found = tally(*rows)
-    known = [(row.interaction_id, row.user) for row in rows if row.user]
-    assert len(found) == len(set(known)) + sum(row.user is None for row in rows)
+    users = {(row.interaction_id, row.user) for row in rows if row.user}
+    assert len(found) == len(users) + sum(row.user is None for row in rows)
     rng.shuffle(rows)
     assert tally(*rows) == found

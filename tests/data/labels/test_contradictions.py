@@ -1,5 +1,3 @@
-"""Who is named, where the truth is known. `python -m benchmarks.poison` has the figures of docs/labels.md."""
-
 from __future__ import annotations
 
 import numpy as np
@@ -13,80 +11,81 @@ from tests.data.frames import votes
 REVIEWER = "r-0123456789abcdef0123"
 
 
-def verdicts(*rows: tuple[int, str, bool], batch: str = "000001") -> pd.DataFrame:
+def make_reviews(*rows: tuple[int, str, bool], batch: str = "000001") -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["row", "reviewer", "label"]).assign(batch=batch)
 
 
-def named(found: Contradictions) -> list[tuple[str, str | None]]:
+def list_flagged(found: Contradictions) -> list[tuple[str, str | None]]:
     return [(one.person, one.batch) for one in found.flagged]
 
 
-def test_a_batch_of_a_reviewer_and_a_user_turned_round_are_named_and_nobody_else() -> None:
+def test_find_contradictions_flipped_batch_with_user() -> None:
     for seed in range(5):
         crowd = Crowd(seed=seed)
-        assert named(find_contradictions(*crowd.draw_rows())) == []
+        assert list_flagged(find_contradictions(*crowd.draw_rows())) == []
         found = find_contradictions(*crowd.draw_rows(flipped_user=True, flipped_batch=True))
-        assert set(named(found)) == {("user u1", None), ("reviewer sme-0", "000002")}
+        assert set(list_flagged(found)) == {("user u1", None), ("reviewer sme-0", "000002")}
 
 
-def test_a_reviewer_who_is_always_wrong_is_named_over_all_batches() -> None:
+def test_find_contradictions_wrong_reviewer_over_all_batches() -> None:
     rows, given, users = Crowd().draw_rows()
     rows["label"] ^= rows["reviewer"] == "sme-0"
-    assert named(find_contradictions(rows, given, users)) == [("reviewer sme-0", None)]
+    assert list_flagged(find_contradictions(rows, given, users)) == [("reviewer sme-0", None)]
 
 
-def test_verdicts_are_compared_with_those_of_others_where_there_are_no_thumbs() -> None:
+def test_find_contradictions_reviews_without_thumbs() -> None:
     rows, given, users = Crowd(double_reviewed=0.3).draw_rows(flipped_batch=True)
     found = find_contradictions(rows, given[:0], users)
-    assert named(found) == [("reviewer sme-0", "000002")]
+    assert list_flagged(found) == [("reviewer sme-0", "000002")]
     alone = rows[~rows["row"].duplicated(keep=False)]
     assert find_contradictions(alone, given[:0], users) == Contradictions(0, ())
 
 
-def test_of_two_reviewers_with_no_other_witness_both_are_named() -> None:
-    both = [(row, name, (row < 60) ^ (name == "a" and row >= 60)) for row in range(90) for name in ("a", "b")]
-    rows = verdicts(*both)
+def test_find_contradictions_two_reviewers_are_both_flagged() -> None:
+    rows = make_reviews(*[(row, name, (row < 60) ^ (name == "a" and row >= 60)) for row in range(90) for name in "ab"])
     rows["batch"] = np.where(rows["row"] < 60, "000001", "000002")
-    assert named(find_contradictions(rows, votes(), [])) == [
-        ("reviewer a", "000002"),
-        ("reviewer b", "000002"),
-    ]
+    flagged = list_flagged(find_contradictions(rows, votes(), []))
+    assert flagged == [("reviewer a", "000002"), ("reviewer b", "000002")]
 
 
-def test_users_who_were_contradicted_by_a_wrong_reviewer_are_not_named_with_them() -> None:
+def test_find_contradictions_victims_are_not_flagged() -> None:
     """In batch 000002 there is no other reviewer, so every user there contradicts all verdicts."""
-    right = verdicts(*[(row, "b", True) for row in range(200)])
-    wrong = verdicts(*[(row, REVIEWER, False) for row in range(200, 240)], batch="000002")
+    right = make_reviews(*[(row, "b", True) for row in range(200)])
+    wrong = make_reviews(*[(row, REVIEWER, False) for row in range(200, 240)], batch="000002")
     given = votes(*[(row, 1 + row // 20, True) for row in range(240)])
     found = find_contradictions(pd.concat([right, wrong]), given, [f"u{n}" for n in range(12)])
     (only,) = found.flagged
-    assert str(only) == "reviewer r-01234567: 40 of 40 answers are judged the other way by others; 0 would be as usual"
+    assert (
+        only.message == "reviewer r-01234567: 40 of 40 answers are judged the other way by others; 0 would be as usual"
+    )
 
 
-def test_an_anonymous_thumb_is_a_witness_and_nobodys() -> None:
-    rows = verdicts(*[(row, f"r{row % 4}", row % 4 > 0) for row in range(200)])
+def test_find_contradictions_anonymous_thumbs_are_witnesses() -> None:
+    rows = make_reviews(*[(row, f"r{row % 4}", row % 4 > 0) for row in range(200)])
     found = find_contradictions(rows, votes(*[(row, 0, True) for row in range(200)]), [])
-    assert named(found) == [("reviewer r0", None)]
+    assert list_flagged(found) == [("reviewer r0", None)]
 
 
-def test_several_thumbs_on_one_answer_contradict_a_reviewer_once() -> None:
-    rows = verdicts(*[(row, f"r{row % 4}", True) for row in range(200)], (200, "late", False))
+def test_find_contradictions_answer_counts_once() -> None:
+    rows = make_reviews(*[(row, f"r{row % 4}", True) for row in range(200)], (200, "late", False))
     given = votes(*[(row, 0, True) for row in range(200)], *[(200, 0, True)] * 50)
     assert find_contradictions(rows, given, []).flagged == ()
 
 
-def test_a_user_who_seldom_likes_or_is_shown_what_is_wrong_is_not_named() -> None:
+def test_find_contradictions_strict_user_is_not_flagged() -> None:
     crowd = Crowd(seed=3)
     rows, given, users = crowd.draw_rows()
     downs = pd.DataFrame({"row": rows["row"].unique()[:60], "user": len(users) + 1, "up": False})
     wrong = pd.DataFrame({"row": rows.loc[~rows["label"], "row"].unique()[:60], "user": len(users) + 2, "up": False})
     users += ["strict", "unlucky"]
-    assert ("user unlucky", None) not in named(find_contradictions(rows, pd.concat([given, downs, wrong]), users))
+    assert ("user unlucky", None) not in list_flagged(
+        find_contradictions(rows, pd.concat([given, downs, wrong]), users)
+    )
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("spread", [0.0, 0.5])
-def test_nobody_is_named_where_nobody_is_wrong_on_purpose(spread: float) -> None:
+def test_find_contradictions_honest_crowd_keeps_alpha(spread: float) -> None:
     quiet = sum(
         not find_contradictions(*Crowd(seed=seed, answers=800, spread=spread).draw_rows()).flagged
         for seed in range(100)
@@ -94,7 +93,7 @@ def test_nobody_is_named_where_nobody_is_wrong_on_purpose(spread: float) -> None
     assert quiet >= 95
 
 
-def test_the_order_of_rows_changes_nothing() -> None:
+def test_find_contradictions_is_independent_of_order() -> None:
     rows, given, users = Crowd().draw_rows(flipped_user=True, flipped_batch=True)
     again = find_contradictions(rows.sample(frac=1, random_state=0), given.sample(frac=1, random_state=1), users)
-    assert named(again) == named(find_contradictions(rows, given, users))
+    assert list_flagged(again) == list_flagged(find_contradictions(rows, given, users))

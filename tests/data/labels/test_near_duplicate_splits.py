@@ -24,8 +24,8 @@ nights = st.lists(
 )  # fmt: skip
 
 
-def arrived(*nights: list[Row]) -> pd.DataFrame:
-    """The rows of these nights, as `training_table` orders them."""
+def make_rows(*nights: list[Row]) -> pd.DataFrame:
+    """Make the rows of some nights, in the order of `training_table`."""
     rows = [
         (f"{night:06d}", OPENS + timedelta(days=days), group, question, answer)
         for night, batch in enumerate(nights)
@@ -35,8 +35,8 @@ def arrived(*nights: list[Row]) -> pd.DataFrame:
     return frame.astype({"question_duplicate": "Int64", "answer_duplicate": "Int64", "group": "str"})
 
 
-def of_side(side: str, count: int = 1, prefix: str = "g") -> list[str]:
-    """Groups whose name alone puts them on this side."""
+def find_groups(side: str, count: int = 1, prefix: str = "g") -> list[str]:
+    """Find groups whose name alone puts them on this side."""
     names = (f"{prefix}{n}" for n in range(1000))
     found = [
         name for name in names if (hash_to_unit_interval(PARAMS.seed, name) < PARAMS.holdout) == (side == "holdout")
@@ -44,12 +44,12 @@ def of_side(side: str, count: int = 1, prefix: str = "g") -> list[str]:
     return found[:count]
 
 
-def fillers(count: int) -> list[Row]:
+def make_fillers(count: int) -> list[Row]:
     return [(f"filler {n}", None, None, 0) for n in range(count)]
 
 
-def whole_components(rows: pd.DataFrame) -> pd.Series:
-    """The number of rows of everything that twins and groups connect, however large, by row."""
+def count_component_rows(rows: pd.DataFrame) -> pd.Series:
+    """Count the rows of each whole component, by row."""
     label, before = pd.Series(range(len(rows))), None
     while not label.equals(before):
         before = label
@@ -58,19 +58,19 @@ def whole_components(rows: pd.DataFrame) -> pd.Series:
     return label.map(label.value_counts())
 
 
-def test_first_group_decides_for_the_groups_it_is_joined_with() -> None:
-    (held,), (trained,) = of_side("holdout"), of_side("train")
+def test_split_rows_first_group_decides_for_joined() -> None:
+    (held,), (trained,) = find_groups("holdout"), find_groups("train")
     for first, other in ((held, trained), (trained, held)):
-        rows = arrived([(first, 1, None, 0), (other, 1, None, 1), *fillers(38)])
+        rows = make_rows([(first, 1, None, 0), (other, 1, None, 1), *make_fillers(38)])
         found = split_rows(rows, BY_GROUP)
         sides = found["split"].groupby(rows["group"]).first()
         assert (sides[first] == "holdout") == (first == held) == (sides[other] == "holdout")
         assert rows["group"][found["joined"]].tolist() == [other]
 
 
-def test_component_above_the_share_is_left_to_its_groups() -> None:
-    (held,), trained = of_side("holdout"), of_side("train", 2)
-    rows = arrived([(held, 1, None, 0), (trained[0], 1, None, 1), (trained[1], 1, None, 2), *fillers(38)])
+def test_split_rows_large_component_is_not_joined() -> None:
+    (held,), trained = find_groups("holdout"), find_groups("train", 2)
+    rows = make_rows([(held, 1, None, 0), (trained[0], 1, None, 1), (trained[1], 1, None, 2), *make_fillers(38)])
     found = split_rows(rows, BY_GROUP)
     assert not found["joined"].any() and not found["left_out"].any()
     assert found["split"].equals(assign_splits(rows["group"], rows["asked_at"], BY_GROUP))
@@ -78,54 +78,54 @@ def test_component_above_the_share_is_left_to_its_groups() -> None:
     assert rows["group"][flagged & (found["split"] == "holdout")].tolist() == [held]
 
 
-def test_a_twin_of_training_in_validation_is_marked() -> None:
-    others = of_side("train", 30)
+def test_has_near_duplicate_marks_validation_rows() -> None:
+    others = find_groups("train", 30)
     splits = assign_splits(pd.Series(others), pd.Series([OPENS] * len(others)), BY_GROUP)
     validating, trained = (others[splits.tolist().index(name)] for name in ("validation", "train"))
-    rows = arrived([(validating, 1, None, 0), (validating, 2, None, 0), *fillers(20)], [(trained, 1, None, 1)])
+    rows = make_rows([(validating, 1, None, 0), (validating, 2, None, 0), *make_fillers(20)], [(trained, 1, None, 1)])
     flagged = has_near_duplicate_in_training(rows.assign(split=split_rows(rows, BY_GROUP)["split"]))
     assert flagged[flagged].index.tolist() == [0]
 
 
-def test_later_twin_of_the_holdout_is_left_out() -> None:
-    (held,), (trained,) = of_side("holdout"), of_side("train")
-    history = [(held, 1, None, 0), (trained, 2, None, 1), *fillers(80)]
+def test_split_rows_later_twin_of_holdout_is_left_out() -> None:
+    (held,), (trained,) = find_groups("holdout"), find_groups("train")
+    history = [(held, 1, None, 0), (trained, 2, None, 1), *make_fillers(80)]
     later: list[Row] = [(trained, 1, None, 2), (trained, 3, None, 2)]
-    rows = arrived(history, later)
+    rows = make_rows(history, later)
     found = split_rows(rows, BY_GROUP)
     assert found.index[found["left_out"]].tolist() == [len(history)]
     assert (found["split"] == "excluded").equals(found["left_out"])
     assert not has_near_duplicate_in_training(rows.assign(split=found["split"])).any()
 
 
-def test_growth_of_the_data_joins_no_groups_there_are() -> None:
-    (held,), (trained,) = of_side("holdout"), of_side("train")
-    history = [(held, 1, None, 0), (trained, 1, None, 1), *fillers(8)]
-    before, after = split_rows(arrived(history), BY_GROUP), split_rows(arrived(history, fillers(90)), BY_GROUP)
+def test_split_rows_growth_joins_no_groups() -> None:
+    (held,), (trained,) = find_groups("holdout"), find_groups("train")
+    history = [(held, 1, None, 0), (trained, 1, None, 1), *make_fillers(8)]
+    before, after = split_rows(make_rows(history), BY_GROUP), split_rows(make_rows(history, make_fillers(90)), BY_GROUP)
     assert not before["joined"].any() and not after["joined"].any()
     assert before["left_out"].sum() == 0 and after["left_out"].sum() == 1
 
 
-def test_twins_in_the_newest_window_cost_no_training_row() -> None:
-    (held,), (trained,) = of_side("holdout"), of_side("train")
+def test_split_rows_newest_twin_leaves_training_alone() -> None:
+    (held,), (trained,) = find_groups("holdout"), find_groups("train")
     days = (FROZEN - OPENS).days
-    rows = arrived([(held, None, None, 0), (trained, 1, None, 0), *fillers(60)], [(held, 1, None, days)])
+    rows = make_rows([(held, None, None, 0), (trained, 1, None, 0), *make_fillers(60)], [(held, 1, None, days)])
     found = split_rows(rows, BY_GROUP)
     assert found["split"].iloc[-1] == "newest" and not found["left_out"].any()
     assert not has_near_duplicate_in_training(rows.assign(split=found["split"])).any()
 
 
-def test_no_rows_have_no_splits() -> None:
-    assert split_rows(arrived([]), BY_GROUP).empty and split_rows(arrived([]), BY_TIME).empty
+def test_split_rows_no_rows() -> None:
+    assert split_rows(make_rows([]), BY_GROUP).empty and split_rows(make_rows([]), BY_TIME).empty
 
 
 @pytest.mark.heavy
 @settings(max_examples=40)
 @given(nights)
-def test_no_night_moves_a_row_into_or_out_of_the_holdout(nights: list[list[Row]]) -> None:
+def test_split_rows_batches_keep_holdout(nights: list[list[Row]]) -> None:
     before: pd.DataFrame | None = None
     for count in range(1, len(nights) + 1):
-        rows = arrived(*nights[:count])
+        rows = make_rows(*nights[:count])
         after = split_rows(rows, PARAMS)
         by_group = after["split"].where(after["split"] != "newest", "holdout")[~after["left_out"]]
         assert by_group.groupby(rows["group"]).nunique().le(1).all()
@@ -141,13 +141,13 @@ def test_no_night_moves_a_row_into_or_out_of_the_holdout(nights: list[list[Row]]
 @pytest.mark.heavy
 @settings(max_examples=40)
 @given(nights, st.sampled_from([PARAMS, BY_TIME.model_copy(update={"max_component": 0.3})]))
-def test_twins_of_the_holdout_are_not_trained_on(nights: list[list[Row]], params: SplitParams) -> None:
-    """Where everything that they connect is small; only such twins are left out."""
-    rows = arrived(*nights)
+def test_split_rows_holdout_twins_are_not_trained_on(nights: list[list[Row]], params: SplitParams) -> None:
+    """Only in small components; other twins are not left out."""
+    rows = make_rows(*nights)
     found = split_rows(rows, params)
     flagged = has_near_duplicate_in_training(rows.assign(split=found["split"]))
     held = found["split"] == "holdout"
-    assert not flagged[held & (whole_components(rows) <= 0.3 * len(rows))].any()
+    assert not flagged[held & (count_component_rows(rows) <= 0.3 * len(rows))].any()
     assert found["split"][flagged].isin(["holdout", "validation"]).all()
     unsplit = rows.assign(split=found["split"].mask(found["left_out"], "train"))
     held = unsplit[unsplit["split"] == "holdout"]
@@ -161,8 +161,8 @@ def test_twins_of_the_holdout_are_not_trained_on(nights: list[list[Row]], params
 @pytest.mark.heavy
 @settings(max_examples=40)
 @given(nights)
-def test_small_components_of_one_batch_are_on_one_side(nights: list[list[Row]]) -> None:
-    rows = arrived([row for night in nights for row in night])
+def test_split_rows_small_components_are_on_one_side(nights: list[list[Row]]) -> None:
+    rows = make_rows([row for night in nights for row in night])
     found = split_rows(rows, PARAMS)
-    small = whole_components(rows) <= PARAMS.max_component * len(rows)
+    small = count_component_rows(rows) <= PARAMS.max_component * len(rows)
     assert not found["left_out"][small].any()

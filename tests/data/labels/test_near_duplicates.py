@@ -42,35 +42,36 @@ def numbers(column: str, *batches: list[Interaction]) -> list[int | None]:
         ("?!", ""),
     ],
 )
-def test_mask_replaces_names_and_numbers(text: str, masked: str) -> None:
+def test_mask_names_and_numbers_examples(text: str, masked: str) -> None:
     assert mask_names_and_numbers(text, "Gold card" if "GOLD" in text else None) == masked
 
 
 @given(st.text(), st.text() | st.none())
-def test_mask_of_any_text_is_words(text: str, product: str | None) -> None:
+def test_mask_names_and_numbers_gives_words(text: str, product: str | None) -> None:
     assert all(word == "_" or word.casefold() == word for word in mask_names_and_numbers(text, product).split(" "))
 
 
-def test_questions_equal_but_for_names_and_numbers_are_twins() -> None:
-    first, other, third = question_twins(
+def test_find_near_duplicates_ignores_names_with_numbers() -> None:
+    texts = (
         "What is the fee of the Gold Card?",
         "what is the fee of the Blue Saver 24",
         "What is the limit of the Gold Card?",
     )
+    first, other, third = question_twins(*texts)
     assert first == other != third
 
 
-def test_product_in_lower_case_is_a_name() -> None:
+def test_find_near_duplicates_lower_case_product_is_masked() -> None:
     first, other = question_twins("What does the gold-card cost?", "What does the Silver cost?", product="Gold card")
     assert first == other
 
 
-def test_generic_short_texts_have_no_twins() -> None:
+def test_find_near_duplicates_short_texts_have_none() -> None:
     assert question_twins("And the Gold Card?", "And the Blue Card?") == [None, None]
     assert answer_twins("Yes.", "Yes.", "It is 5 EUR.", "It is 6 EUR.") == [None] * 4
 
 
-def test_long_texts_may_differ_in_a_word_of_twenty() -> None:
+def test_find_near_duplicates_long_texts_may_differ_slightly() -> None:
     words = SENTENCE.split()
     assert len(words) >= MIN_LONG_TEXT_WORDS + 8
     one = " ".join([*words[:10], "shortly", *words[11:]])
@@ -81,7 +82,7 @@ def test_long_texts_may_differ_in_a_word_of_twenty() -> None:
     assert len(set(question_twins(" ".join(short), " ".join([*short[:-1], "shortly"])))) == 2
 
 
-def test_order_within_a_batch_makes_no_difference() -> None:
+def test_find_near_duplicates_ignores_order_in_batch() -> None:
     words = SENTENCE.split()
     chain = [" ".join([*["so"] * n, *words[n:]]) for n in range(0, 12, 2)]  # neighbours are alike, the ends are not
     rows = [interaction(f"i-{n}", answer=text, asked_at=ASKED + timedelta(days=n)) for n, text in enumerate(chain)]
@@ -90,7 +91,7 @@ def test_order_within_a_batch_makes_no_difference() -> None:
     )
 
 
-def test_later_batches_change_no_number() -> None:
+def test_find_near_duplicates_later_batches_keep_numbers() -> None:
     words = SENTENCE.split()
     ends = [" ".join([*["so"] * n, *words[n:]]) for n in (0, 8)]
     between = " ".join([*["so"] * 4, *words[4:]])

@@ -1,5 +1,3 @@
-"""What a logged gate that shows by chance says of all answers, by the verdicts on what it has shown."""
-
 from __future__ import annotations
 
 from functools import partial
@@ -44,31 +42,34 @@ def answers() -> pd.DataFrame:
     )
 
 
-def labelled(answers: pd.DataFrame, by: str) -> pd.DataFrame:
-    """The table of verdicts on what was shown: thumbs, or reviews that nobody drew."""
+def make_reviews(answers: pd.DataFrame) -> pd.DataFrame:
+    """Make an unsampled review of each answer."""
+    criteria = dict.fromkeys(("complete", "correct", "truthful"), answers["correct"])
+    own = {"reviewed_at": ASKED + pd.Timedelta(days=1), "reviewer": "a", "inclusion_probability": np.nan, "batch": "1"}
+    return pd.DataFrame({"interaction_id": answers["interaction_id"], **own, **criteria})
+
+
+def build_labelled_table(answers: pd.DataFrame, by: str) -> pd.DataFrame:
+    """Build the table of shown answers, by thumbs or by unsampled reviews."""
     shown = answers[answers["display"] == "shown"]
-    about, moment = {"interaction_id": shown["interaction_id"]}, ASKED + pd.Timedelta(days=1)
-    up = pd.DataFrame({**about, "given_at": moment, "thumb": np.where(shown["correct"], "up", "down"), "user": None})
-    verdicts = dict.fromkeys(("complete", "correct", "truthful"), shown["correct"])
-    judged = pd.DataFrame(
-        {**about, "reviewed_at": moment, "reviewer": "a", **verdicts, "inclusion_probability": np.nan, "batch": "1"}
-    )
-    given = (up, reviews([])) if by == "thumb" else (thumbs([]), judged)
+    up = {"given_at": ASKED + pd.Timedelta(days=1), "thumb": np.where(shown["correct"], "up", "down"), "user": None}
+    up_rows = pd.DataFrame({"interaction_id": shown["interaction_id"], **up})
+    given = (up_rows, reviews([])) if by == "thumb" else (thumbs([]), make_reviews(shown))
     table, _ = build_training_table(answers, *given, LABELS, BY_GROUP)
     return table.merge(answers[["interaction_id", "confidence", "log"]], on="interaction_id")
 
 
-def off_by(found: list[float], truth: float) -> float:
-    """How many standard errors of their mean the estimates are away from the truth."""
+def count_standard_errors(found: list[float], truth: float) -> float:
+    """Return the distance of the mean estimate from the truth in standard errors."""
     return abs(np.mean(found) - truth) / (np.std(found, ddof=1) / np.sqrt(len(found)))
 
 
 @pytest.mark.parametrize("by", ["thumb", "review"])
-def test_precision_by_verdicts_on_what_was_shown_is_that_of_all_answers(answers: pd.DataFrame, by: str) -> None:
+def test_training_table_propensity_undoes_selection(answers: pd.DataFrame, by: str) -> None:
     all_answers = answers[answers["log"] == 0]
     truth = all_answers.loc[all_answers["confidence"] >= THRESHOLD, "correct"].mean()
     weighted, unweighted, holds = [], [], []
-    for _, log in labelled(answers, by).groupby("log"):
+    for _, log in build_labelled_table(answers, by).groupby("log"):
         weight = row_weights(log["inclusion_probability"].to_numpy())
         figure = partial(precision, log["correct"].to_numpy(), log["confidence"].to_numpy(), threshold=THRESHOLD)
         found = bootstrap({"": figure}, np.arange(len(log)), n_resamples=200, seed=1, weight=weight)[""]
@@ -76,31 +77,20 @@ def test_precision_by_verdicts_on_what_was_shown_is_that_of_all_answers(answers:
         unweighted.append(figure(np.ones(len(log))))
         low, high = found.interval
         holds.append(low <= truth <= high)
-    assert off_by(weighted, truth) < 3 and np.mean(holds) >= 0.85
-    assert off_by(unweighted, truth) > 20 and np.mean(unweighted) > truth + 0.08
+    assert count_standard_errors(weighted, truth) < 3 and np.mean(holds) >= 0.85
+    assert count_standard_errors(unweighted, truth) > 20 and np.mean(unweighted) > truth + 0.08
 
 
-def test_propensity_counts_on_what_was_shown_alone_and_never_as_a_draw(answers: pd.DataFrame) -> None:
+def test_training_table_propensity_of_shown_answers_only(answers: pd.DataFrame) -> None:
     few = answers[answers["log"] == 0].copy()
     few.loc[few.index[:10], ["display", "propensity"]] = ["shown", 1e-9]
-    found = labelled(few, "review")
-    known = found.merge(few[["interaction_id", "display", "propensity"]], on="interaction_id")
+    known = build_labelled_table(few, "review").merge(
+        few[["interaction_id", "display", "propensity"]], on="interaction_id"
+    )
     expected = known["propensity"].clip(lower=MIN_INCLUSION_PROBABILITY)
     assert (known["inclusion_probability"] == expected).all() and not known["sampled"].any()
     assert (known["inclusion_probability"] == MIN_INCLUSION_PROBABILITY).sum() == 10
     withheld = few.assign(display=np.where(few["display"] == "shown", "withheld", "shown"))
-    judged = (
-        reviews([])
-        .reindex(range(len(few)))
-        .assign(
-            interaction_id=few["interaction_id"].tolist(),
-            reviewed_at=ASKED + pd.Timedelta(days=1),
-            reviewer="a",
-            complete=True,
-            correct=few["correct"].tolist(),
-            truthful=True,
-        )
-    )
-    table, _ = build_training_table(withheld, thumbs([]), judged, LABELS, BY_GROUP)
-    of = table.merge(withheld[["interaction_id", "display"]], on="interaction_id")
-    assert (of["inclusion_probability"].isna() == (of["display"] == "withheld")).all()
+    table, _ = build_training_table(withheld, thumbs([]), make_reviews(few), LABELS, BY_GROUP)
+    joined = table.merge(withheld[["interaction_id", "display"]], on="interaction_id")
+    assert (joined["inclusion_probability"].isna() == (joined["display"] == "withheld")).all()

@@ -1,7 +1,6 @@
 import json
 from collections import Counter
 from datetime import timedelta
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,6 +9,7 @@ import pytest
 from abstain.config.params import LabelParams, SplitParams
 from abstain.core.contracts import CRITERIA, ImportedInteraction
 from abstain.core.errors import AbstainError
+from abstain.data.labels.data_card import DataCard, LabelCounts, NearDuplicates
 from abstain.data.labels.near_duplicate_splits import split_rows
 from abstain.data.labels.training_table import COLUMNS, build_training_table
 from abstain.data.store.splits import compute_holdout_digest, hash_to_unit_interval
@@ -24,65 +24,55 @@ Tables = tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]
 FEW = LABELS.model_copy(update={"min_agreement": 5})
 
 
-def crowd(seed: int = 0, answers: int = 600) -> Tables:
-    """Answers of 40 groups in two batches, most with thumbs, half of them reviewed, some twice."""
+def draw_crowd(seed: int = 0, answers: int = 600) -> Tables:
+    """Draw answers of 40 groups in two batches, most with thumbs, half of them reviewed, some twice."""
     rng = np.random.default_rng(seed)
-    right = rng.random(answers) < 0.6
-    asked = [ASKED + timedelta(days=float(days)) for days in rng.integers(0, 90, answers)]
-    ids = [f"q-{at:04d}" for at in rng.permutation(answers)]
-    rows = pd.DataFrame(
-        {
-            "interaction_id": ids,
-            "asked_at": asked,
-            "group": [f"g{n}" for n in rng.integers(0, 40, answers)],
-            "product": [("cards", None)[n] for n in rng.integers(0, 2, answers)],
-            "line_of_business": "retail",
-            "display": None,
-            "propensity": np.nan,
-            "refusal": [one % 7 == 0 for one in range(answers)],
-            "question_duplicate": pd.array([pd.NA] * answers, "Int64"),
-            "answer_duplicate": pd.array([pd.NA] * answers, "Int64"),
-            "batch": np.where(np.arange(answers) < answers // 2, "000001", "000002"),
-        }
+
+    def add_delay(rows: np.ndarray, unit: str) -> pd.Series:
+        return asked[rows].reset_index(drop=True) + pd.to_timedelta(rng.integers(1, 90, len(rows)), unit)
+
+    def make_batches(count: int) -> np.ndarray:
+        return np.where(np.arange(count) < count // 2, "000001", "000002")
+
+    correct = rng.random(answers) < 0.6
+    asked = pd.Series(ASKED + pd.to_timedelta(rng.integers(0, 90, answers), "D"))
+    ids = np.array([f"q-{number:04d}" for number in rng.permutation(answers)])
+    rows = pd.DataFrame({"interaction_id": ids, "asked_at": asked, "batch": make_batches(answers)}).assign(
+        group=[f"g{number}" for number in rng.integers(0, 40, answers)],
+        product=rng.choice(np.array(["cards", None]), answers),
+        line_of_business="retail",
+        display=None,
+        propensity=np.nan,
+        refusal=np.arange(answers) % 7 == 0,
+        question_duplicate=pd.array([pd.NA] * answers, "Int64"),
+        answer_duplicate=pd.array([pd.NA] * answers, "Int64"),
     )
-    at = rng.integers(0, answers, answers)
-    given = pd.DataFrame(
-        {
-            "interaction_id": [ids[n] for n in at],
-            "given_at": [
-                asked[n] + timedelta(minutes=float(m)) for n, m in zip(at, rng.integers(1, 90, answers), strict=True)
-            ],
-            "thumb": np.where(right[at] == (rng.random(answers) < 0.85), "up", "down"),
-            "user": [None if n == 0 else f"u{n}" for n in rng.integers(0, 30, answers)],
-        }
+    row = rng.integers(0, answers, answers)
+    given = pd.DataFrame({"interaction_id": ids[row], "given_at": add_delay(row, "min")}).assign(
+        thumb=np.where(correct[row] == (rng.random(answers) < 0.85), "up", "down"),
+        user=[None if number == 0 else f"u{number}" for number in rng.integers(0, 30, answers)],
     )
-    at = rng.integers(0, answers, answers // 2)
-    said = right[at] ^ (rng.random(len(at)) < 0.1)
-    judged = pd.DataFrame(
-        {
-            "interaction_id": [ids[n] for n in at],
-            "reviewed_at": [
-                asked[n] + timedelta(hours=float(h)) for n, h in zip(at, rng.integers(1, 90, len(at)), strict=True)
-            ],
-            "reviewer": [f"sme-{n}" for n in rng.integers(0, 3, len(at))],
-            "complete": said,
-            "correct": said | (rng.random(len(at)) < 0.3),
-            "truthful": True,
-            "inclusion_probability": rng.choice([0.2, 0.5, np.nan], len(at)),
-            "batch": np.where(np.arange(len(at)) < len(at) // 2, "000001", "000002"),
-        }
+    row = rng.integers(0, answers, answers // 2)
+    label = correct[row] ^ (rng.random(len(row)) < 0.1)
+    judged = pd.DataFrame({"interaction_id": ids[row], "reviewed_at": add_delay(row, "h")}).assign(
+        reviewer=[f"sme-{number}" for number in rng.integers(0, 3, len(row))],
+        complete=label,
+        correct=label | (rng.random(len(row)) < 0.3),
+        truthful=True,
+        inclusion_probability=rng.choice([0.2, 0.5, np.nan], len(row)),
+        batch=make_batches(len(row)),
     )
     return rows, given, judged
 
 
-def table(
+def build_table(
     tables: Tables, labels: LabelParams = FEW, split: SplitParams = BY_GROUP
-) -> tuple[pd.DataFrame, dict[str, Any]]:
+) -> tuple[pd.DataFrame, DataCard]:
     return build_training_table(*tables, labels, split)
 
 
-def test_the_table_has_its_columns_and_the_right_types() -> None:
-    frame, summary = table(crowd())
+def test_training_table_columns_with_types() -> None:
+    frame, summary = build_table(draw_crowd())
     assert tuple(frame.columns) == COLUMNS
     assert frame["correct"].isin([0, 1]).all() and frame["correct"].dtype == "int64"
     assert set(frame["source"]) == {"review", "thumb"}
@@ -91,52 +81,53 @@ def test_the_table_has_its_columns_and_the_right_types() -> None:
     assert all(frame[name].dtype == "boolean" for name in ("complete", "review_correct", "truthful"))
     by_reviewer = frame["source"] == "review"
     assert (frame["complete"].notna() == by_reviewer).all()
-    assert (
-        frame.loc[by_reviewer, "correct"] == (frame["complete"] & frame["review_correct"])[by_reviewer].astype(int)
-    ).all()
+    is_correct = (frame["complete"] & frame["review_correct"])[by_reviewer].astype(int)
+    assert (frame.loc[by_reviewer, "correct"] == is_correct).all()
     assert frame["product"].isna().any() and frame["asked_at"].dt.tz is not None
-    assert json.loads(json.dumps(summary)) == summary
-    assert len(json.dumps(summary)) < 6000
+    assert DataCard.from_dict(json.loads(json.dumps(summary.to_dict()))).to_dict() == summary.to_dict()
+    assert len(json.dumps(summary.to_dict())) < 6000
 
 
-def test_the_counts_add_up() -> None:
-    tables = crowd()
-    frame, summary = table(tables)
-    labels = summary["labels"]
-    assert labels["reviewed"] + labels["thumb"] == len(frame)
-    assert labels["reviewed"] + labels["thumb"] + labels["unlabelled"] + labels["excluded"] == len(tables[0])
-    assert labels["tied_thumbs"] > 0 and labels["conflicting_reviews"] == frame["reviews_disagree"].sum() > 0
-    assert labels["correct"] == frame["correct"].sum()
-    assert [card["answers"] for card in summary["splits"]] == [
+def test_data_card_counts_add_up() -> None:
+    tables = draw_crowd()
+    frame, summary = build_table(tables)
+    labels = summary.labels
+    assert labels.reviewed + labels.thumb == len(frame)
+    assert labels.reviewed + labels.thumb + labels.unlabelled + labels.excluded == len(tables[0])
+    assert labels.tied_thumbs > 0 and labels.conflicting_reviews == frame["reviews_disagree"].sum() > 0
+    assert labels.correct == frame["correct"].sum()
+    assert [card.answers for card in summary.splits] == [
         (frame["split"] == name).sum() for name in ("train", "validation", "holdout", "newest")
     ]
-    assert [(card["kind"], card["answers"], card["correct"], card["reviewed"]) for card in summary["kinds"]] == [
-        (name, len(of), round(of["correct"].mean(), 3), (of["source"] == "review").sum())
+    assert [(card.kind, card.answers, card.correct, card.reviewed) for card in summary.kinds] == [
+        (name, len(of), of["correct"].mean(), (of["source"] == "review").sum())
         for name, of in (("answers", frame[~frame["refusal"]]), ("refusals", frame[frame["refusal"]]))
     ]
     assert frame["refusal"].dtype == bool and 0 < frame["refusal"].sum() < len(frame) / 3
-    listed = summary["conflicts"]["answers"]
+    listed = summary.conflicts.answers
     assert set(listed) <= set(frame.loc[frame["reviews_disagree"], "interaction_id"])
-    assert len(listed) + summary["conflicts"]["more"] == labels["conflicting_reviews"]
-    assert summary["reviewers"]["answers with several reviewers"] > 0
-    assert summary["thumbs"]["weights"] == "estimated, agreement"
+    assert len(listed) + summary.conflicts.more == labels.conflicting_reviews
+    assert summary.reviewers.answers > 0
+    assert summary.thumbs.weights == "estimated, agreement"
+    assert summary.conflicts.thumbs_against_reviewers == frame["thumbs_disagree"].sum() > 0
+    assert (frame.loc[frame["thumbs_disagree"], "source"] == "review").all()
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("split", [BY_GROUP, BY_TIME], ids=["group", "time"])
 @pytest.mark.parametrize("seed", range(3))
-def test_the_same_rows_in_any_order_are_the_same_bytes(seed: int, split: SplitParams) -> None:
-    tables = crowd(seed, 900)
-    split = few_groups(tables, split)
-    frame, summary = table(tables, split=split)
+def test_training_table_is_independent_of_order(seed: int, split: SplitParams) -> None:
+    tables = draw_crowd(seed, 900)
+    split = limit_groups(tables, split)
+    frame, summary = build_table(tables, split=split)
     shuffled = tuple(rows.sample(frac=1, random_state=seed) for rows in tables)
-    again, same = table(shuffled, split=split)  # type: ignore[arg-type]
+    again, same = build_table(shuffled, split=split)  # type: ignore[arg-type]
     assert again.to_parquet(index=False) == frame.to_parquet(index=False)
-    assert json.dumps(same) == json.dumps(summary)
+    assert json.dumps(same.to_dict()) == json.dumps(summary.to_dict())
 
 
-def few_groups(tables: Tables, split: SplitParams) -> SplitParams:
-    """By time, groups must come and go: half of them are asked about only before the hold-out opens."""
+def limit_groups(tables: Tables, split: SplitParams) -> SplitParams:
+    """For a split by time, ask about half of the groups only before the hold-out opens."""
     if split.by == "time":
         rows = tables[0]
         early = rows["asked_at"] < split.holdout_from
@@ -145,7 +136,7 @@ def few_groups(tables: Tables, split: SplitParams) -> SplitParams:
 
 
 def disturb(tables: Tables, ids: set[str], seed: int) -> Tables:
-    """Every verdict and thumb on `ids` turned round, half of them gone, and new ones by the same people."""
+    """Flip the feedback on `ids`, remove half of it, and add thumbs of the same people."""
     rows, given, judged = (frame.copy() for frame in tables)
     for frame, column in ((given, "thumb"), (judged, "complete")):
         theirs = frame["interaction_id"].isin(ids)
@@ -164,39 +155,36 @@ def disturb(tables: Tables, ids: set[str], seed: int) -> Tables:
 @pytest.mark.parametrize("split", [BY_GROUP, BY_TIME], ids=["group", "time"])
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:crowdkit")
-def test_no_verdict_or_thumb_outside_training_reaches_what_is_trained_on(
-    seed: int, split: SplitParams, model: str
-) -> None:
-    tables = crowd(seed, 1500)
-    split = few_groups(tables, split)
+def test_training_table_no_leak_into_training(seed: int, split: SplitParams, model: str) -> None:
+    tables = draw_crowd(seed, 1500)
+    split = limit_groups(tables, split)
     params = FEW.model_copy(update={"thumb_model": model})
-    frame, summary = table(tables, params, split)
-    assert summary["thumbs"]["weights"] == f"estimated, {model}"
+    frame, summary = build_table(tables, params, split)
+    assert summary.thumbs.weights == f"estimated, {model}"
     kept = frame[frame["split"] == "train"]
-    outside = set(tables[0]["interaction_id"]) - set(training_ids(tables, split))
-    changed, after = table(disturb(tables, outside, seed), params, split)
+    outside = set(tables[0]["interaction_id"]) - set(list_training_ids(tables, split))
+    changed, after = build_table(disturb(tables, outside, seed), params, split)
     trained = changed[changed["split"] == "train"]
     pd.testing.assert_frame_equal(trained.reset_index(drop=True), kept.reset_index(drop=True), check_exact=True)
-    assert after["thumbs"] == summary["thumbs"]
+    assert after.thumbs == summary.thumbs
     assert not changed[changed["split"] == "holdout"].equals(frame[frame["split"] == "holdout"])
 
 
-def training_ids(tables: Tables, split: SplitParams) -> pd.Series:
-    """Those of the training split, labelled or not."""
+def list_training_ids(tables: Tables, split: SplitParams) -> pd.Series:
     rows = tables[0].sort_values(["batch", "asked_at"], ignore_index=True)
     return rows["interaction_id"][split_rows(rows, split)["split"] == "train"]
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("seed", range(4))
-def test_the_holdout_stays_what_it_was_whatever_training_learns_and_whatever_is_said_later(seed: int) -> None:
-    tables = crowd(seed, 900)
-    frame, _ = table(tables)
+def test_training_table_frozen_holdout_never_changes(seed: int) -> None:
+    tables = draw_crowd(seed, 900)
+    frame, _ = build_table(tables)
     held = frame[frame["split"] == "holdout"]
-    rows, given, judged = disturb(tables, set(training_ids(tables, BY_GROUP)), seed)
+    rows, given, judged = disturb(tables, set(list_training_ids(tables, BY_GROUP)), seed)
     late_thumbs = given.assign(given_at=FROZEN, thumb="down", user="late")
     late_reviews = judged.assign(reviewed_at=FROZEN + timedelta(days=1), reviewer="late", complete=False)
-    changed, _ = table((rows, pd.concat([given, late_thumbs]), pd.concat([judged, late_reviews])))
+    changed, _ = build_table((rows, pd.concat([given, late_thumbs]), pd.concat([judged, late_reviews])))
     again = changed[changed["split"] == "holdout"]
     pd.testing.assert_frame_equal(again.reset_index(drop=True), held.reset_index(drop=True), check_exact=True)
     judged_now = held[held["source"] == "review"]
@@ -204,25 +192,25 @@ def test_the_holdout_stays_what_it_was_whatever_training_learns_and_whatever_is_
     assert not changed[changed["split"] == "newest"].equals(frame[frame["split"] == "newest"])
 
 
-def test_thumbs_weigh_the_same_until_enough_of_them_are_reviewed() -> None:
-    frame, summary = table(crowd(), LABELS.model_copy(update={"min_agreement": 1000, "max_user_share": 1.0}))
+def test_training_table_fixed_weights_below_min_agreement() -> None:
+    frame, summary = build_table(draw_crowd(), LABELS.model_copy(update={"min_agreement": 1000, "max_user_share": 1.0}))
     assert set(frame.loc[frame["source"] == "thumb", "weight"]) == {0.4}
-    assert summary["thumbs"]["weights"] == "fixed"
-    assert "1000 of each are needed (labels.min_agreement)" in summary["thumbs"]["reason"]
-    assert summary["thumbs"]["users"]["reliability"] is None
-    known, _ = table(crowd())
+    assert summary.thumbs.weights == "fixed"
+    assert "1000 of each are needed (labels.min_agreement)" in summary.thumbs.reason
+    assert summary.thumbs.users.reliability is None
+    known, _ = build_table(draw_crowd())
     by_thumb = known[known["source"] == "thumb"]
     assert set(by_thumb.loc[by_thumb["split"] == "holdout", "weight"]) == {0.4}
     assert by_thumb.loc[by_thumb["split"] == "train", "weight"].nunique() > 5
 
 
-def test_no_users_thumbs_weigh_more_than_a_twentieth_in_training() -> None:
-    rows, given, judged = crowd()
+def test_training_table_limits_user_share_in_training() -> None:
+    rows, given, judged = draw_crowd()
     given["user"] = np.where(np.arange(len(given)) % 3 == 0, "u1", given["user"])
-    free, _ = table((rows, given, judged), FEW.model_copy(update={"max_user_share": 1.0}))
-    frame, summary = table((rows, given, judged))
-    largest = summary["thumbs"]["largest_share"]
-    assert largest["before"] > 0.2 and largest["after"] == largest["limit"] == 0.05
+    free, _ = build_table((rows, given, judged), FEW.model_copy(update={"max_user_share": 1.0}))
+    frame, summary = build_table((rows, given, judged))
+    largest = summary.thumbs.largest_share
+    assert largest.before > 0.2 and largest.after == pytest.approx(largest.limit) and largest.limit == 0.05
     both = frame.merge(free, on="interaction_id", suffixes=("", "_free"))
     assert len(both) == len(frame) == len(free)
     cut = both["weight"] < both["weight_free"]
@@ -230,15 +218,15 @@ def test_no_users_thumbs_weigh_more_than_a_twentieth_in_training() -> None:
     assert (both["weight"] <= both["weight_free"]).all() and (both["correct"] == both["correct_free"]).all()
 
 
-def test_thumbs_without_meaning_are_left_out_and_counted() -> None:
-    rows, given, judged = crowd(1, 2000)
+def test_training_table_random_thumbs_are_left_out() -> None:
+    rows, given, judged = draw_crowd(1, 2000)
     given["thumb"] = np.random.default_rng(0).choice(["up", "down"], len(given))
-    _, summary = table((rows, given, judged))
-    assert summary["labels"]["thumbs_without_weight"] > 0.3 * summary["labels"]["unlabelled"]
-    assert summary["thumbs"]["label_weight"]["95%"] < 0.15
+    _, summary = build_table((rows, given, judged))
+    assert summary.labels.thumbs_without_weight > 0.3 * summary.labels.unlabelled
+    assert summary.thumbs.label_weight["95%"] < 0.15
 
 
-def test_by_time_what_is_asked_about_again_is_left_out_and_counted() -> None:
+def test_training_table_by_time_excludes_repeated_groups() -> None:
     asked = {"early": [0, 1], "both": [2, 20], "window": [21], "after": [50], "early too": [3, 4]}
     rows = [
         interaction(f"{group}-{day}", group=group, asked_at=later(day)) for group, days in asked.items() for day in days
@@ -250,81 +238,67 @@ def test_by_time_what_is_asked_about_again_is_left_out_and_counted() -> None:
     frame, summary = build_training_table(interactions(rows), thumbs(given), reviews(judged), LABELS, split)
     assert Counter(frame["split"]) == {"train": 2, "validation": 2, "holdout": 2, "newest": 1}
     assert "both-2" not in set(frame["interaction_id"])
-    assert summary["labels"]["excluded"] == 1
+    assert summary.labels.excluded == 1
 
 
 def _validates(seed: int, group: str) -> bool:
     return hash_to_unit_interval(seed, group) < BY_TIME.validation
 
 
-def test_twins_of_the_holdout_are_left_out_or_marked() -> None:
+def test_training_table_near_duplicates_of_holdout() -> None:
     """A later twin is left out; a twin in a group that is too large to join stays, and the hold-out row is marked."""
     names = [f"g{n}" for n in range(200)]
-    held = [name for name in names if hash_to_unit_interval(BY_GROUP.seed, name) < BY_GROUP.holdout]
-    trained = [
-        name for name in names if hash_to_unit_interval(BY_GROUP.seed, name) >= BY_GROUP.holdout + BY_GROUP.validation
-    ]
+    position = {name: hash_to_unit_interval(BY_GROUP.seed, name) for name in names}
+    held = [name for name in names if position[name] < BY_GROUP.holdout]
+    trained = [name for name in names if position[name] >= BY_GROUP.holdout + BY_GROUP.validation]
     rows = [interaction(f"i-{name}-{n}", group=name, question="And?") for name in names for n in range(2)]
     rows += [interaction(f"large-{n}", group=trained[0], question="And?") for n in range(50)]
-    for at, group, question in (
-        ("a", held[0], "What is the fee of the Gold Card?"),
-        ("later", trained[1], "What is the fee of the Blue Card?"),
-        ("b", held[1], "When is the Gold Card sent to me?"),
-        ("large", trained[0], "When is the Blue Card sent to me?"),
-    ):
-        rows.append(interaction(at, group=group, question=question))
+    rows.append(interaction("a", group=held[0], question="What is the fee of the Gold Card?"))
+    rows.append(interaction("later", group=trained[1], question="What is the fee of the Blue Card?"))
+    rows.append(interaction("b", group=held[1], question="When is the Gold Card sent to me?"))
+    rows.append(interaction("large", group=trained[0], question="When is the Blue Card sent to me?"))
     asked = interactions(rows)
     asked.loc[asked["interaction_id"] == "later", "batch"] = "000002"
     judged = reviews([review(row.interaction_id, right=bool(at % 2)) for at, row in enumerate(rows)])
     frame, summary = build_training_table(asked, thumbs([]), judged, LABELS, BY_GROUP)
     assert set(asked["interaction_id"]) - set(frame["interaction_id"]) == {"later"}
     assert frame.loc[frame["duplicate_in_training"], "interaction_id"].tolist() == ["b"]
-    assert summary["near_duplicates"] == {
-        "joined_groups": 0,
-        "left_out": 1,
-        "holdout_in_training": 1,
-        "validation_in_training": 0,
-    }
-    assert summary["labels"]["excluded"] == 1
+    counts = NearDuplicates(joined_groups=0, left_out=1, holdout_in_training=1, validation_in_training=0)
+    assert summary.near_duplicates == counts
+    assert summary.labels.excluded == 1
 
 
-def test_thumbs_against_reviewers_are_marked_and_counted() -> None:
-    frame, summary = table(crowd())
-    assert summary["conflicts"]["thumbs_against_reviewers"] == frame["thumbs_disagree"].sum() > 0
-    assert (frame.loc[frame["thumbs_disagree"], "source"] == "review").all()
-
-
-def test_rows_on_unknown_answers_are_not_looked_at() -> None:
-    rows, given, judged = crowd()
-    frame, _ = table((rows, given, judged))
+def test_training_table_ignores_unknown_answers() -> None:
+    rows, given, judged = draw_crowd()
+    frame, _ = build_table((rows, given, judged))
     strays = [part.assign(interaction_id="nobody-asked-this") for part in (given, judged)]
-    again, _ = table((rows, pd.concat([strays[0], given]), pd.concat([strays[1], judged])))
+    again, _ = build_table((rows, pd.concat([strays[0], given]), pd.concat([strays[1], judged])))
     pd.testing.assert_frame_equal(again, frame)
 
 
-def test_an_answer_that_is_there_twice_is_named() -> None:
-    rows, given, judged = crowd()
-    with pytest.raises(AbstainError, match="^interaction 'q-[0-9]{4}' is in data/ twice: remove one of its rows$"):
-        table((pd.concat([rows, rows.tail(1)]), given, judged))
+def test_training_table_duplicate_interaction_raises() -> None:
+    rows, given, judged = draw_crowd()
+    with pytest.raises(AbstainError, match="interaction 'q-[0-9]{4}' is in data/ twice"):
+        build_table((pd.concat([rows, rows.tail(1)]), given, judged))
 
 
 @pytest.mark.parametrize("typed", [True, False], ids=["typed", "untyped"])
-def test_without_rows_the_first_split_that_lacks_them_is_named(typed: bool) -> None:
-    tables = tuple(part.head(0) for part in crowd()) if typed else (interactions([]), thumbs([]), reviews([]))
+def test_training_table_without_labels_raises(typed: bool) -> None:
+    tables = tuple(part.head(0) for part in draw_crowd()) if typed else (interactions([]), thumbs([]), reviews([]))
     with pytest.raises(AbstainError, match="no labelled rows in the split 'train'"):
-        table(tables)  # type: ignore[arg-type]
-    rows, _, _ = crowd()
+        build_table(tables)  # type: ignore[arg-type]
+    rows, _, _ = draw_crowd()
     with pytest.raises(AbstainError, match="no labelled rows in the split 'train'"):
-        table((rows, tables[1], tables[2]))
+        build_table((rows, tables[1], tables[2]))
 
 
-def test_reviews_alone_and_thumbs_alone_are_enough() -> None:
-    rows, given, judged = crowd()
-    by_reviewer, _ = table((rows, thumbs([]), judged))
+def test_training_table_needs_only_one_kind_of_feedback() -> None:
+    rows, given, judged = draw_crowd()
+    by_reviewer, _ = build_table((rows, thumbs([]), judged))
     assert set(by_reviewer["source"]) == {"review"} and not by_reviewer["thumbs_disagree"].any()
-    by_thumb, summary = table((rows, given, reviews([])))
+    by_thumb, summary = build_table((rows, given, reviews([])))
     assert set(by_thumb["source"]) == {"thumb"} and by_thumb["complete"].isna().all()
-    assert summary["thumbs"]["weights"] == "fixed"
+    assert summary.thumbs.weights == "fixed"
 
 
 @pytest.fixture(scope="module")
@@ -340,58 +314,50 @@ def sample() -> Tables:
 
 
 @pytest.mark.slow
-def test_the_samples_labels_are_its_experts_and_its_thumbs(sample: Tables) -> None:
+def test_data_card_sample_label_counts(sample: Tables) -> None:
     frame, summary = build_training_table(*sample, LABELS, BY_GROUP)
-    assert summary["labels"] == {
-        "reviewed": 583,
-        "thumb": 34,
-        "correct": 306,
-        "unlabelled": 7,
-        "tied_thumbs": 0,
-        "thumbs_without_weight": 0,
-        "conflicting_reviews": 0,
-        "excluded": 0,
-    }
+    none = dict.fromkeys(("tied_thumbs", "thumbs_without_weight", "conflicting_reviews", "excluded"), 0)
+    assert summary.labels == LabelCounts(reviewed=583, thumb=34, correct=306, unlabelled=7, **none)
     assert not frame["refusal"].any()
     assert Counter(frame["split"]) == {"train": 327, "validation": 172, "holdout": 93, "newest": 25}
     assert frame["interaction_id"].is_monotonic_increasing  # as they were asked
 
 
 @pytest.mark.slow
-def test_on_the_sample_the_estimate_is_near_the_truth_that_only_its_writer_knows(sample: Tables) -> None:
-    """Its reviews are drawn unevenly, its thumbs are noisy copies of its judgements, and some judgements are not in it."""
+def test_data_card_sample_estimates_cover_truth(sample: Tables) -> None:
+    """Its reviews are sampled unevenly, and its thumbs are noisy copies of reviews, some of which it lacks."""
     truth = {one.question.question_id: one.review.fit_to_show for one in read_answered_questions(build_handbook())}
-    trained = sample[1][sample[1]["interaction_id"].isin(training_ids(sample, BY_GROUP))]
+    trained = sample[1][sample[1]["interaction_id"].isin(list_training_ids(sample, BY_GROUP))]
     up = (trained["thumb"] == "up").to_numpy()
     right = trained["interaction_id"].map(truth).to_numpy(bool)
     reviewed = trained["interaction_id"].isin(sample[2]["interaction_id"])
     assert len(trained) > 200 and (~reviewed).sum() > 10
 
-    found = build_training_table(*sample, LABELS, BY_GROUP)[1]["thumbs"]
-    assert found["weights"] == "estimated, agreement"
-    agreed = {row["thumb"]: row["reviewers_agree"] for row in found["agreement"]}
+    found = build_training_table(*sample, LABELS, BY_GROUP)[1].thumbs
+    assert found.weights == "estimated, agreement"
+    agreed = {row.thumb: row.reviewers_agree for row in found.agreement}
     for share, expected in (
-        (found["correct"], right.mean()),
+        (found.correct, right.mean()),
         (agreed["up"], right[up].mean()),
         (agreed["down"], (~right)[~up].mean()),
-        (found["liked"]["correct"], up[right].mean()),
-        (found["liked"]["incorrect"], up[~right].mean()),
+        (found.liked["correct"], up[right].mean()),
+        (found.liked["incorrect"], up[~right].mean()),
     ):
-        assert share["low"] <= expected <= share["high"]
-        assert share["value"] == pytest.approx(expected, abs=0.04)
+        assert share.low <= expected <= share.high
+        assert share.value == pytest.approx(expected, abs=0.04)
 
 
 @pytest.mark.slow
-def test_on_the_sample_a_user_and_a_reviewers_batch_that_are_turned_round_are_named(sample: Tables) -> None:
+def test_data_card_sample_names_flipped_user_with_batch(sample: Tables) -> None:
     rows, given, judged = (frame.copy() for frame in sample)
     judged["batch"] = np.where(np.arange(len(judged)) < len(judged) // 2, "000001", "000002")
     _, before = build_training_table(rows, given, judged, LABELS, BY_GROUP)
-    assert before["contradicting"]["named"] == [] and before["contradicting"]["tested"] >= 8
+    assert before.contradicting.flagged == () and before.contradicting.n_tested >= 8
     turned = (judged["reviewer"] == "sme-02") & (judged["batch"] == "000002")
     judged.loc[turned, list(CRITERIA)] = ~judged.loc[turned, list(CRITERIA)]
     theirs = given.index[np.random.default_rng(0).permutation(len(given))[:50]]
     given.loc[theirs, "thumb"] = given["thumb"].map({"up": "down", "down": "up"})
     given.loc[theirs, "user"] = "u-0123456789abcdef0123"
     _, after = build_training_table(rows, given, judged, LABELS, BY_GROUP)
-    named = {(one["person"], one["batch"]) for one in after["contradicting"]["named"]}
+    named = {(one.person, one.batch) for one in after.contradicting.flagged}
     assert named == {("reviewer sme-02", "000002"), ("user u-01234567", None)}

@@ -10,86 +10,80 @@ from tests.data.frames import votes
 Vote = tuple[int, int, bool]
 
 
-def limited(
+def cap_weights(
     rows: list[Vote], weight: float = 0.4, limit: float = 0.05, correct: bool = True
 ) -> tuple[pd.Series, LargestUserShare]:
-    """Labels of equal `weight`, all for correct (incorrect), by votes whose evidence is their thumb."""
+    """Cap labels of equal weight; the evidence of a vote is its thumb."""
     given = votes(*rows)
     labels = pd.DataFrame({"label": correct, "weight": weight}, index=sorted(set(given["row"])))
     return cap_user_weights(given, np.where(given["up"], 1.0, -1.0), labels, limit)
 
 
-def alone(*thumbs: int) -> list[Vote]:
-    """User 1 gives so many ups, user 2 so many ..., each on an answer of its own."""
+def make_votes(*thumbs: int) -> list[Vote]:
+    """Make this number of ups by each user, each on an answer of its own."""
     users = np.repeat(np.arange(1, len(thumbs) + 1), thumbs)
     return [(row, int(user), True) for row, user in enumerate(users)]
 
 
-def of_users(rows: list[Vote], weight: pd.Series) -> pd.Series:
+def sum_by_user(rows: list[Vote], weight: pd.Series) -> pd.Series:
     return weight.groupby([user for _, user, _ in rows]).sum()
 
 
-def test_a_user_of_a_thousand_thumbs_weighs_a_twentieth_and_the_others_what_they_weighed() -> None:
-    rows = alone(1000, *[1] * 100)
-    weight, largest = limited(rows)
-    of = of_users(rows, weight)
-    assert of[1] == pytest.approx(0.05 * weight.sum())
-    assert (of[2:] == 0.4).all()
+@pytest.mark.parametrize("n_dominant", [1, 10])
+def test_cap_user_weights_dominant_user_is_cut(n_dominant: int) -> None:
+    rows = make_votes(*[1000 // n_dominant] * n_dominant, *[1] * 100)
+    weight, largest = cap_weights(rows)
+    by_user = sum_by_user(rows, weight)
+    assert by_user[:n_dominant].to_numpy() == pytest.approx(0.05 * weight.sum())
+    assert (by_user[n_dominant:] == 0.4).all()
     assert weight[:1000].nunique() == 1
-    assert (largest.n_users, largest.before, largest.after) == (101, pytest.approx(1000 / 1100), pytest.approx(0.05))
+    assert largest.n_users == 100 + n_dominant
+    assert (largest.before, largest.after) == pytest.approx((1000 / n_dominant / 1100, 0.05))
 
 
-def test_several_users_above_the_limit_are_cut_to_it_together() -> None:
-    rows = alone(*[500] * 10, *[1] * 100)
-    of = of_users(rows, limited(rows)[0])
-    assert of[:10].to_numpy() == pytest.approx(0.05 * of.sum())
-    assert (of[10:] == 0.4).all()
-
-
-def test_fewer_than_twenty_users_have_equal_shares_and_one_has_all() -> None:
-    rows = alone(50, 20, 10)
-    weight, largest = limited(rows)
-    assert of_users(rows, weight).to_numpy() == pytest.approx([4.0, 4.0, 4.0])
+def test_cap_user_weights_few_users_have_equal_shares() -> None:
+    rows = make_votes(50, 20, 10)
+    weight, largest = cap_weights(rows)
+    assert sum_by_user(rows, weight).to_numpy() == pytest.approx([4.0, 4.0, 4.0])
     assert largest.limit == 1 / 3 and largest.after == pytest.approx(1 / 3)
-    assert limited(alone(7))[0].tolist() == [0.4] * 7
+    assert cap_weights(make_votes(7))[0].tolist() == [0.4] * 7
 
 
-def test_without_a_limit_and_within_it_nothing_changes() -> None:
-    assert (limited(alone(1000, 1), limit=1.0)[0] == 0.4).all()
-    assert (limited(alone(*[5] * 40))[0] == 0.4).all()
-    weight, largest = limited([])
+def test_cap_user_weights_within_limit_is_unchanged() -> None:
+    assert (cap_weights(make_votes(1000, 1), limit=1.0)[0] == 0.4).all()
+    assert (cap_weights(make_votes(*[5] * 40))[0] == 0.4).all()
+    weight, largest = cap_weights([])
     assert weight.empty and largest.n_users == 0
 
 
-def test_a_weight_belongs_to_those_whose_thumbs_are_for_the_label() -> None:
+def test_cap_user_weights_only_supporters_share() -> None:
     rows = [(0, 1, True), (0, 2, True), (0, 3, False), (1, 2, True)]
-    weight, largest = limited(rows, limit=0.6)
+    weight, largest = cap_weights(rows, limit=0.6)
     assert largest.n_users == 2  # user 3 was outvoted
     assert largest.before == pytest.approx(0.75) and largest.after == pytest.approx(0.6)
     assert weight[0] == pytest.approx(0.2 + 0.2 * 0.3 / 0.6) and weight[1] == pytest.approx(0.4 * 0.3 / 0.6)
-    assert limited(rows, limit=0.6, correct=False)[1] == LargestUserShare(1, 1.0, 1.0, 1.0)
+    assert cap_weights(rows, limit=0.6, correct=False)[1] == LargestUserShare(1, 1.0, 1.0, 1.0)
 
 
-def test_an_anonymous_thumb_is_a_user_of_its_own() -> None:
+def test_cap_user_weights_anonymous_thumb_is_own_user() -> None:
     rows = [(row, 0, True) for row in range(40)] + [(40 + row, 1, True) for row in range(40)]
-    weight, largest = limited(rows)
+    weight, largest = cap_weights(rows)
     assert largest.n_users == 41
     assert (weight[:40] == 0.4).all()
     assert weight[40:].sum() == pytest.approx(0.05 * weight.sum())
 
 
-def test_a_user_of_contrary_evidence_made_the_label_that_contradicts_the_thumb() -> None:
-    given = votes((0, 1, True))
+def test_cap_user_weights_contrary_user_supports_label() -> None:
     labels = pd.DataFrame({"label": [False], "weight": [0.3]})
-    weight, largest = cap_user_weights(given, np.array([-2.0]), labels, 0.05)
-    assert weight[0] == 0.3 and largest.n_users == 1
+    weight, largest = cap_user_weights(votes((0, 1, True)), np.array([-2.0]), labels, 0.05)
+    assert (weight[0], largest.n_users) == (0.3, 1)
 
 
 @given(
     st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30), st.booleans()), max_size=200),
     st.floats(0.01, 1),
 )
-def test_no_share_exceeds_the_limit_and_no_weight_grows(rows: list[Vote], limit: float) -> None:
+def test_cap_user_weights_never_exceeds_limit(rows: list[Vote], limit: float) -> None:
     given = votes(*rows)
     chosen = sorted(set(given["row"]))
     rng = np.random.default_rng(len(rows))

@@ -1,8 +1,11 @@
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from abstain.core.codes import Code
 from abstain.core.contracts import Document, Interaction, Review, Thumb
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
@@ -18,8 +21,8 @@ FIRST = (interaction("b"), interaction("a", answer="two\u2028lines, naïve"), fe
 SECOND = (review("a", inclusion_probability=0.25), feedback("a"))
 
 
-def add(folder: Path, rows: Iterable[StoredRow], files: dict[str, bytes] | None = None) -> KeyIndex:
-    """One batch with `rows`, published; the index that knew of them."""
+def add_batch(folder: Path, rows: Iterable[StoredRow], files: dict[str, bytes] | None = None) -> KeyIndex:
+    """Publish a batch with `rows`, and return its index."""
     store = DataStore(folder)
     index = store.build_key_index()
     with StagedBatch(store) as staging:
@@ -30,9 +33,9 @@ def add(folder: Path, rows: Iterable[StoredRow], files: dict[str, bytes] | None 
     return index
 
 
-def test_what_is_written_is_read_again_in_order_of_arrival(tmp_path: Path) -> None:
-    add(tmp_path / "data", FIRST, {"documents/fees.md": markdown().encode()})
-    add(tmp_path / "data", SECOND)
+def test_data_store_reads_rows_in_order_of_arrival(tmp_path: Path) -> None:
+    add_batch(tmp_path / "data", FIRST, {"documents/fees.md": markdown().encode()})
+    add_batch(tmp_path / "data", SECOND)
     store = DataStore(tmp_path / "data")
     assert tuple(store.iter_rows(Interaction)) == FIRST[:2]
     assert tuple(store.iter_rows(Thumb)) == (FIRST[2], SECOND[1])
@@ -41,23 +44,23 @@ def test_what_is_written_is_read_again_in_order_of_arrival(tmp_path: Path) -> No
     assert store.read_interactions(["a"]) == [FIRST[1]]
 
 
-def test_a_batch_adds_parts_and_touches_no_other_file(tmp_path: Path) -> None:
-    add(tmp_path / "data", FIRST)
+def test_staged_batch_adds_parts_only(tmp_path: Path) -> None:
+    add_batch(tmp_path / "data", FIRST)
     before = bytes_of(tmp_path / "data")
     tables = {"interactions/000001.jsonl", "feedback/000001.jsonl"}
     empty = {"reviews/000001.jsonl", "documents.jsonl", "chunks.jsonl", "batches.jsonl"}
     assert before.keys() == tables | empty, "what DVC is to find"
     assert all(not before[name].strip() for name in empty)
     assert before["interactions/000001.jsonl"].decode() == "".join(f"{row.to_json_line()}\n" for row in FIRST[:2])
-    add(tmp_path / "data", SECOND)
+    add_batch(tmp_path / "data", SECOND)
     after = bytes_of(tmp_path / "data")
     assert after.keys() - before.keys() == {"reviews/000002.jsonl", "feedback/000002.jsonl"}
     assert {name: after[name] for name in before} == before
     assert [path.name for path in tmp_path.iterdir()] == ["data"], "nothing is left beside it"
 
 
-def test_a_batch_that_is_not_published_leaves_nothing(tmp_path: Path) -> None:
-    add(tmp_path / "data", FIRST)
+def test_staged_batch_unpublished_leaves_nothing(tmp_path: Path) -> None:
+    add_batch(tmp_path / "data", FIRST)
     before, store = bytes_of(tmp_path), DataStore(tmp_path / "data")
     with pytest.raises(KeyboardInterrupt), StagedBatch(store) as staging:
         staging.append([make_record(row) for row in SECOND], store.build_key_index())
@@ -66,24 +69,21 @@ def test_a_batch_that_is_not_published_leaves_nothing(tmp_path: Path) -> None:
     assert bytes_of(tmp_path) == before
 
 
-def test_what_is_referred_to_is_moved_in_first_and_where_a_source_was_left_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_publish_moves_referenced_files_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data, replace, moved = tmp_path / "data", Path.replace, list[str]()
 
-    def seen(self: Path, target: Path) -> Path:
+    def record_move(self: Path, target: Path) -> Path:
         if data in target.parents:
             moved.append(target.relative_to(data).parts[0])
         return replace(self, target)
 
-    monkeypatch.setattr(Path, "replace", seen)
-    files = {"sources/drop.json": b"{}", "batches.jsonl": b"", "documents/fees.md": markdown().encode()}
-    add(data, FIRST, files)
+    monkeypatch.setattr(Path, "replace", record_move)
+    add_batch(data, FIRST, {"sources/drop.json": b"{}", "batches.jsonl": b"", "documents/fees.md": markdown().encode()})
     tables = ["documents", "documents.jsonl", "chunks.jsonl", "interactions", "feedback", "reviews"]
     assert moved == [*tables, "batches.jsonl", "sources"]
 
 
-def test_only_the_named_files_are_published(tmp_path: Path) -> None:
+def test_publish_named_files_only(tmp_path: Path) -> None:
     store = DataStore(tmp_path / "data")
     with StagedBatch(store) as staging:
         staging.append([make_record(FIRST[0])], KeyIndex())
@@ -92,9 +92,9 @@ def test_only_the_named_files_are_published(tmp_path: Path) -> None:
     assert set(bytes_of(tmp_path / "data")) == {"quarantine/x.jsonl"}
 
 
-def test_the_index_knows_every_row_and_can_read_it_again(tmp_path: Path) -> None:
-    while_writing = add(tmp_path / "data", FIRST)
-    add(tmp_path / "data", SECOND)
+def test_key_index_finds_every_row(tmp_path: Path) -> None:
+    while_writing = add_batch(tmp_path / "data", FIRST)
+    add_batch(tmp_path / "data", SECOND)
     index = DataStore(tmp_path / "data").build_key_index()
     assert (len(while_writing), len(index)) == (3, 5)
     for row in (*FIRST, *SECOND):
@@ -106,27 +106,18 @@ def test_the_index_knows_every_row_and_can_read_it_again(tmp_path: Path) -> None
     assert index.get_asked_at("nobody") is None
 
 
-def test_rows_are_told_apart_by_what_they_are(tmp_path: Path) -> None:
-    rows = [
-        *FIRST,
-        *SECOND,
-        interaction("b", answer="other"),
-        feedback("b", user="u"),
-        feedback("b", "down", user="u"),
-        feedback("b", user="w"),
-        feedback("b", days=1.5, user="u"),
-        feedback("b", "down"),
-        review("a", right=False),
-        review("a", reviewer="sme-2"),
-    ]
-    lines = [make_record(row) for row in rows]
-    assert len({line.key for line in lines}) == len(lines) - 1, "an interaction goes by its id, whatever it says"
-    assert {"interactions/a", "interactions/b"} <= {line.key for line in lines}
-    same = {(i, j) for i in range(len(lines)) for j in range(i) if lines[i].identity == lines[j].identity}
-    assert same == {(5, 0), (7, 6), (11, 3)}, "strangers' thumbs are two, a user's of one moment are one"
+def test_make_record_identity_by_contract() -> None:
+    thumbs = [feedback("b", user="u"), feedback("b", "down", user="u"), feedback("b", user="w")]
+    thumbs += [feedback("b", days=1.5, user="u"), feedback("b", "down")]
+    reviews = [review("a", right=False), review("a", reviewer="sme-2")]
+    records = [make_record(row) for row in (*FIRST, *SECOND, interaction("b", answer="other"), *thumbs, *reviews)]
+    assert len({record.key for record in records}) == len(records) - 1, "an interaction goes by its id"
+    assert {"interactions/a", "interactions/b"} <= {record.key for record in records}
+    equal = {(i, j) for i in range(len(records)) for j in range(i) if records[i].identity == records[j].identity}
+    assert equal == {(5, 0), (7, 6), (11, 3)}, "two anonymous thumbs differ, a user has one at a time"
 
 
-def test_a_missing_folder_has_no_rows(tmp_path: Path) -> None:
+def test_data_store_missing_folder_has_no_rows(tmp_path: Path) -> None:
     store = DataStore(tmp_path / "nowhere")
     assert not [
         *store.iter_rows(Interaction),
@@ -140,16 +131,17 @@ def test_a_missing_folder_has_no_rows(tmp_path: Path) -> None:
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_stages_are_told_what_to_do_about_empty_data(tmp_path: Path) -> None:
-    with pytest.raises(AbstainError, match=r"^no interactions in data/: run `abstain ingest FILE...` first$"):
+def test_require_interactions_empty_store_raises(tmp_path: Path) -> None:
+    with pytest.raises(AbstainError) as caught:
         DataStore(tmp_path).require_interactions()
-    add(tmp_path / "data", FIRST)
+    assert caught.value.code == Code.NO_ROWS
+    add_batch(tmp_path / "data", FIRST)
     assert list(DataStore(tmp_path / "data").require_interactions().iter_rows(Interaction)) == list(FIRST[:2])
 
 
-def test_frames_hold_the_columns_of_all_parts(tmp_path: Path) -> None:
-    add(tmp_path / "data", FIRST)
-    add(tmp_path / "data", (*SECOND, interaction("c", group="g", product="cards")))
+def test_read_frames_columns_of_all_parts(tmp_path: Path) -> None:
+    add_batch(tmp_path / "data", FIRST)
+    add_batch(tmp_path / "data", (*SECOND, interaction("c", group="g", product="cards")))
     frames = read_frames(DataStore(tmp_path / "data"))
     assert list(frames.interactions["interaction_id"]) == ["b", "a", "c"]
     assert list(frames.interactions["group"]) == ["b", "a", "g"]
@@ -161,68 +153,57 @@ def test_frames_hold_the_columns_of_all_parts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
+    ("line", "message", "is_indexable"),
     [
-        ('{"interaction_id": "i-1"', r"feedback/000001.jsonl line 2: row: Invalid JSON"),
-        ('{"interaction_id": "i-1", "given_at": "2026-01-01T00:00:00Z", "thumb": "sideways"}', "line 2: thumb: "),
-        ("[]", "line 2: row: "),
+        (b'{"interaction_id": "i-1"', "line 2: row: Invalid JSON", False),
+        (b'{"interaction_id": "i-1", "given_at": "2026-01-01T00:00:00Z", "thumb": "x", "user": null}', "thumb: ", True),
+        (b"[]", "line 2: row: ", False),
+        (b'{"interaction_id": "\xff"}', "line 2: not valid UTF-8", False),
     ],
 )
-def test_a_broken_stored_row_is_named_by_file_and_line(tmp_path: Path, line: str, message: str) -> None:
+def test_iter_rows_broken_row_names_line(tmp_path: Path, line: bytes, message: str, is_indexable: bool) -> None:
     part = tmp_path / "feedback" / "000001.jsonl"
     part.parent.mkdir()
-    part.write_text(f"{feedback().to_json_line()}\n{line}\n", encoding="utf-8")
-    with pytest.raises(AbstainError, match=message):
+    part.write_bytes(feedback().to_json_line().encode() + b"\n" + line + b"\n")
+    with pytest.raises(AbstainError, match=f"feedback/000001.jsonl .*{message}"):
         list(DataStore(tmp_path).iter_rows(Thumb))
-    if "sideways" not in line:
-        with pytest.raises(AbstainError, match=r"line 2: no row of feedback: restore data/ with `dvc checkout`"):
-            DataStore(tmp_path).build_key_index()
+    with nullcontext() if is_indexable else pytest.raises(AbstainError, match="line 2: no row of feedback"):
+        DataStore(tmp_path).build_key_index()
 
 
-def test_stored_bytes_that_are_no_text_are_named(tmp_path: Path) -> None:
-    (tmp_path / "reviews").mkdir()
-    (tmp_path / "reviews" / "000001.jsonl").write_bytes(b'{"interaction_id": "\xff"}\n')
-    with pytest.raises(AbstainError, match=r"000001.jsonl line 1: not valid UTF-8 \(byte 21\)"):
-        list(DataStore(tmp_path).iter_rows(Review))
-
-
-def test_a_renamed_document_is_named(tmp_path: Path) -> None:
-    add(tmp_path / "data", FIRST, {"documents/tariff.md": markdown().encode()})
+def test_read_documents_renamed_file_raises(tmp_path: Path) -> None:
+    add_batch(tmp_path / "data", FIRST, {"documents/tariff.md": markdown().encode()})
     with pytest.raises(AbstainError, match=r"rename it to fees\.md"):
         list(read_documents(DataStore(tmp_path / "data").list_document_files()))
 
 
-def test_html_documents_are_kept_as_they_came(tmp_path: Path) -> None:
+def test_read_documents_html_is_unchanged(tmp_path: Path) -> None:
     page = (
         b'<html><head><title>Fees</title><meta name="doc_id" content="fees">'
         b'<meta name="updated_at" content="2026-08-01T00:00:00Z"></head><body><h1>Card</h1><p>No fee.</p></body></html>'
     )
-    add(tmp_path / "data", FIRST, {"documents/fees.html": page})
+    add_batch(tmp_path / "data", FIRST, {"documents/fees.html": page})
     (document,) = read_documents(DataStore(tmp_path / "data").list_document_files())
     assert isinstance(document, Document) and document == parse_document(page, "fees.html", "html")
 
 
-def test_blank_lines_and_odd_line_breaks(tmp_path: Path) -> None:
+def test_read_lines_skips_blank_lines(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes('\n  \n{"a": "x\u2028y"}\n{"b": 1}'.encode())
     found = list(read_lines(tmp_path / "a.jsonl"))
     assert [text for _, text in found] == ['{"a": "x\u2028y"}'.encode(), b'{"b": 1}']
     assert [offset for offset, _ in found] == [4, 4 + len(found[0][1]) + 1]
 
 
-def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_atomically_failure_keeps_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "rows.jsonl"
     write_atomically(path, b"old\n")
-
-    def fail(self: Path, target: Path) -> Path:
-        raise OSError("disk gone")
-
-    monkeypatch.setattr(Path, "replace", fail)
+    monkeypatch.setattr(Path, "replace", Mock(side_effect=OSError("disk gone")))
     with pytest.raises(OSError, match="disk gone"):
         write_atomically(path, b"new\n")
     assert bytes_of(tmp_path) == {"rows.jsonl": b"old\n"}
 
 
 @pytest.mark.parametrize("doc_id", ["../fees", "a/b", ".hidden", "a#b", "a b", "x" * 129, "é"])
-def test_document_ids_that_cannot_name_a_file(doc_id: str) -> None:
+def test_explain_invalid_file_name_examples(doc_id: str) -> None:
     assert "cannot name a file" in str(explain_invalid_file_name(doc_id))
     assert explain_invalid_file_name("cards-gold.v2") is None

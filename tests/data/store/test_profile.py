@@ -5,10 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abstain.core.contracts import Context, Interaction
+from abstain.core.contracts import Context
 from abstain.data.store.profile import (
-    LANGUAGES,
-    LENGTHS,
     MAX_LANGUAGE_SAMPLES,
     MEASURES,
     Profile,
@@ -23,12 +21,12 @@ COUNTS = st.dictionaries(st.sampled_from(MEASURES), st.dictionaries(st.sampled_f
 PROFILES = st.builds(Profile, rows=st.integers(0, 99), counts=COUNTS)
 
 
-def lines(number: int, question: str = "What is the annual fee of the card?") -> list[Record]:
+def make_records(number: int, question: str = "What is the annual fee of the card?") -> list[Record]:
     context = Context(chunk_id="fees#0", text="The fee is due in May. " * 8)
     return [make_record(interaction(f"i-{at}", question=question, contexts=(context,))) for at in range(number)]
 
 
-def profile_of(batch: Sequence[Record]) -> Profile:
+def build_profile_of(batch: Sequence[Record]) -> Profile:
     profiler = Profiler()
     for line in batch:
         profiler.add(line)
@@ -36,44 +34,36 @@ def profile_of(batch: Sequence[Record]) -> Profile:
 
 
 @given(st.integers(0, 10**7))
-def test_a_length_lies_between_its_class_and_half_an_octave_above(length: int) -> None:
+def test_get_length_bin_is_half_octave(length: int) -> None:
     lower = int(get_length_bin(length))
     assert lower <= length < max(2**0.5 * lower, 1)
 
 
-def test_lengths_and_languages_are_counted() -> None:
+def test_profiler_counts_lengths_with_languages() -> None:
     german = "Wie hoch ist die Jahresgebühr der Karte, und wann wird sie abgebucht?"
-    profile = profile_of([*lines(3), *lines(2, german)[1:]])
-    assert profile.rows == 4
+    profile = build_profile_of([*make_records(3), *make_records(2, german)[1:]])
+    assert (profile.rows, build_profile_of([]).rows) == (4, 0)
     assert profile.get_counts("question length") == {"32": 3, "64": 1}
     assert profile.get_counts("question language") == {"de": 1, "en": 3}
     assert profile.get_counts("context length") == {"182": 4}
-    assert set(profile.counts) == {*LENGTHS, *LANGUAGES}
+    assert profile.counts.keys() == set(MEASURES)
 
 
-def test_the_sample_of_texts_is_the_same_in_any_order_and_bounded() -> None:
-    rows = [
-        *lines(MAX_LANGUAGE_SAMPLES),
-        *(
-            make_record(interaction(f"x-{at}", question="Où est la banque, s'il vous plaît ?"))
-            for at in range(MAX_LANGUAGE_SAMPLES)
-        ),
-    ]
-    profile = profile_of(rows)
+def test_profiler_sample_is_bounded_in_any_order() -> None:
+    french = "Où est la banque, s'il vous plaît ?"
+    rows = [make_record(interaction(f"x-{n}", question=french)) for n in range(MAX_LANGUAGE_SAMPLES)]
+    rows += make_records(MAX_LANGUAGE_SAMPLES)
+    profile = build_profile_of(rows)
     random.Random(1).shuffle(rows)
-    assert profile_of(rows) == profile
-    told = profile.get_counts("question language")
-    assert (
-        sum(told.values())
-        == MAX_LANGUAGE_SAMPLES
-        < sum(profile.get_counts("question length").values())
-        == 2 * MAX_LANGUAGE_SAMPLES
-    )
-    assert 0.4 < told["fr"] / MAX_LANGUAGE_SAMPLES < 0.6
+    assert build_profile_of(rows) == profile
+    languages = profile.get_counts("question language")
+    assert sum(languages.values()) == MAX_LANGUAGE_SAMPLES
+    assert sum(profile.get_counts("question length").values()) == 2 * MAX_LANGUAGE_SAMPLES
+    assert 0.4 < languages["fr"] / MAX_LANGUAGE_SAMPLES < 0.6
 
 
 @given(PROFILES, PROFILES, PROFILES)
-def test_profiles_add_up_in_any_order(one: Profile, two: Profile, three: Profile) -> None:
+def test_profile_addition_is_commutative(one: Profile, two: Profile, three: Profile) -> None:
     assert (one + two) + three == one + (two + three)
     assert one + two == two + one
     assert one + Profile() == one
@@ -81,10 +71,5 @@ def test_profiles_add_up_in_any_order(one: Profile, two: Profile, three: Profile
 
 
 @pytest.mark.parametrize("text", ["", "12345", "\x00\ud800", "?!"])
-def test_what_is_in_no_language_is_undetermined(text: str) -> None:
+def test_detect_language_without_words_is_und(text: str) -> None:
     assert detect_language(text) == "und"
-
-
-def test_an_empty_batch_has_a_profile() -> None:
-    assert profile_of([]).rows == 0
-    assert isinstance(lines(1)[0].row, Interaction)

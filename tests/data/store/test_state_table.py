@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ D = 5
 LENGTHS = [4, 0, 1, 7, 0, 2]
 
 
-def ragged(lengths: list[int], dtype: torch.dtype = torch.float32, width: int = D) -> list[Tensor]:
+def make_rows(lengths: list[int], dtype: torch.dtype = torch.float32, width: int = D) -> list[Tensor]:
     generator = torch.Generator().manual_seed(1)
     return [(10 * torch.randn(length, width, generator=generator)).to(dtype) for length in lengths]
 
@@ -35,12 +36,12 @@ def write(file: Path, rows: list[Tensor], order: list[int] | None = None, model:
     return file
 
 
-def arrays(file: Path) -> list[np.ndarray]:
+def load_arrays(file: Path) -> list[np.ndarray]:
     with file.open("rb") as opened:
         return [np.load(opened) for _ in range(3)]
 
 
-def same(one: list[Tensor], other: list[Tensor]) -> bool:
+def are_equal(one: list[Tensor], other: list[Tensor]) -> bool:
     return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
@@ -57,32 +58,33 @@ def file(tmp_path: Path) -> Path:
     st.integers(1, 9),
     st.randoms(use_true_random=False),
 )
-def test_rows_of_any_order_are_read_back_and_are_numpy_arrays(
+def test_write_table_round_trip_as_numpy_arrays(
     tmp_path_factory: pytest.TempPathFactory, lengths: list[int], dtype: torch.dtype, model: str, width: int, random
 ) -> None:
     file = tmp_path_factory.mktemp("table") / "features.npy"
-    rows = ragged(lengths, dtype, width)
+    rows = make_rows(lengths, dtype, width)
     order = list(range(len(rows)))
     random.shuffle(order)
     table = StateTable(write(file, rows, order, model))
-    assert same(list(table), [row.float() for row in rows])
+    assert are_equal(list(table), [row.float() for row in rows])
     assert all(row.dtype == torch.float32 for row in table)
     assert (table.lengths.tolist(), table.width, table.model) == (lengths, width, model)
     assert table.lengths.dtype == np.int64
     bits = np.uint16 if dtype == torch.bfloat16 else np.float32
-    described, offsets, states = arrays(file)
+    described, offsets, states = load_arrays(file)
     assert described.tolist() == [model, str(dtype)]
     assert offsets.tolist() == [0, *np.cumsum(lengths)]
     assert states.dtype == bits and torch.equal(torch.from_numpy(states).view(dtype), torch.cat(rows))
 
 
-def test_rows_are_had_by_number_by_slice_and_by_choice(file: Path) -> None:
-    rows = ragged(LENGTHS)
+def test_state_table_index_slice_or_list(file: Path) -> None:
+    rows = make_rows(LENGTHS)
     table = StateTable(write(file, rows))
     assert len(table) == 6
+    table[0].zero_()  # a copy
     assert torch.equal(table[-1], rows[5]) and torch.equal(table[np.int64(3)], rows[3])
-    assert same(table[1:4], rows[1:4]) and same(table[::-2], rows[::-2]) and table[6:] == []
-    assert same(table.read_rows([5, 0, 5]), [rows[5], rows[0], rows[5]])
+    assert are_equal(table[1:4], rows[1:4]) and are_equal(table[::-2], rows[::-2]) and table[6:] == []
+    assert are_equal(table.read_rows([5, 0, 5]), [rows[5], rows[0], rows[5]])
     for index in (6, -7):
         with pytest.raises(IndexError):
             table[index]
@@ -90,34 +92,27 @@ def test_rows_are_had_by_number_by_slice_and_by_choice(file: Path) -> None:
         table.read_rows([6])
 
 
-def test_a_subset_is_a_table_of_its_own(file: Path) -> None:
-    rows = ragged(LENGTHS)
+def test_state_table_subset(file: Path) -> None:
+    rows = make_rows(LENGTHS)
     table = StateTable(write(file, rows))
     chosen = table.subset(np.array([3, 0, 2]))
     del table
-    assert same(list(chosen), [rows[3], rows[0], rows[2]])
-    assert same(chosen[1:], [rows[0], rows[2]])
+    assert are_equal(list(chosen), [rows[3], rows[0], rows[2]])
+    assert are_equal(chosen[1:], [rows[0], rows[2]])
     assert (chosen.lengths.tolist(), chosen.width, chosen.model) == ([7, 4, 1], D, "bank@1")
-    assert same(list(chosen.subset([2, 0])), [rows[2], rows[3]])
+    assert are_equal(list(chosen.subset([2, 0])), [rows[2], rows[3]])
     assert len(chosen.subset([])) == 0
 
 
-def test_a_row_that_is_changed_does_not_change_the_file(file: Path) -> None:
-    rows = ragged(LENGTHS)
-    table = StateTable(write(file, rows))
-    table[0].zero_()
-    assert same(list(table), rows)
-
-
-def test_empty_rows_need_not_come(file: Path, tmp_path: Path) -> None:
-    rows = ragged(LENGTHS)
+def test_write_table_empty_rows_are_optional(file: Path, tmp_path: Path) -> None:
+    rows = make_rows(LENGTHS)
     sparse = write(file, rows, [5, 3, 0, 2])
     assert sparse.read_bytes() == write(tmp_path / "whole", rows).read_bytes()
-    nothing = StateTable(write(tmp_path / "nothing", ragged([0, 0]), []))
+    nothing = StateTable(write(tmp_path / "nothing", make_rows([0, 0]), []))
     assert [tuple(row.shape) for row in nothing] == [(0, D), (0, D)]
 
 
-def test_rows_that_do_not_lie_in_one_piece_are_written_as_they_are(file: Path) -> None:
+def test_write_table_noncontiguous_rows(file: Path) -> None:
     wide = torch.randn(3, 2 * D)
     write_table(file, [3, D], 3, torch.float32, [(1, torch.ones(3, D).T), (0, wide[:, 1:4])], "m")
     table = StateTable(file)
@@ -136,115 +131,93 @@ def test_rows_that_do_not_lie_in_one_piece_are_written_as_they_are(file: Path) -
         ([(1, torch.zeros(2, D, dtype=torch.bfloat16))], "of torch.bfloat16, not .* of torch.float32"),
     ],
 )
-def test_rows_that_do_not_fit_are_errors_and_leave_the_old_file(
+def test_write_table_misfit_row_raises_keeps_old_file(
     file: Path, arriving: list[tuple[int, Tensor]], problem: str
 ) -> None:
-    before = write(file, ragged(LENGTHS)).read_bytes()
+    before = write(file, make_rows(LENGTHS)).read_bytes()
     with pytest.raises(ValueError, match=problem):
         write_table(file, [2, 2], D, torch.float32, arriving, "m")
     assert [path.name for path in file.parent.iterdir()] == [file.name]
     assert file.read_bytes() == before
 
 
-def test_a_dtype_that_has_no_place_is_an_error(file: Path) -> None:
-    with pytest.raises(ValueError, match="torch.float64 have no place in the table: torch.bfloat16 or torch.float32"):
-        write(file, ragged(LENGTHS, torch.float64))
+def test_write_table_other_dtype_raises(file: Path) -> None:
+    with pytest.raises(ValueError, match="torch.float64"):
+        write(file, make_rows(LENGTHS, torch.float64))
     assert not file.parent.exists()
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), AbstainError(Code.NO_MODEL, "no model"), OSError()], ids=repr)
-def test_nothing_is_left_when_the_rows_end_early(file: Path, error: BaseException) -> None:
-    def broken() -> Iterator[tuple[int, Tensor]]:
+ERRORS = (
+    KeyboardInterrupt(),
+    AbstainError(Code.NO_MODEL, "no model"),
+    OSError(errno.ENOSPC, "the cache's disk is full"),
+)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+def test_write_table_failing_rows_leave_nothing(file: Path, error: BaseException) -> None:
+    def fail() -> Iterator[tuple[int, Tensor]]:
         yield 0, torch.zeros(2, D)
         raise error
 
-    with pytest.raises(type(error)):
-        write_table(file, [2, 2], D, torch.float32, broken(), "m")
+    with pytest.raises(type(error)) as caught:
+        write_table(file, [2, 2], D, torch.float32, fail(), "m")
+    assert caught.value is error, "a full disk elsewhere is not this one"
     assert list(file.parent.iterdir()) == []
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_full_disk_is_an_error_before_the_first_row(file: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    def full(*_: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    def computed() -> Iterator[tuple[int, Tensor]]:
-        pytest.fail("a row was computed")
-        yield
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(AbstainError) as caught:
-        write_table(file, [2], D, torch.float32, computed(), "m")
-    assert str(caught.value) == (
-        f"{file.parent} has no room for features.npy (0.00 GiB): free some, and run `abstain retrain` again"
-    )
-    assert list(file.parent.iterdir()) == []
-
-
-def test_the_whole_size_is_reserved(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_table_reserves_size(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reserved: list[int] = []
     monkeypatch.setattr(os, "posix_fallocate", lambda _descriptor, _start, size: reserved.append(size))
-    assert reserved == [write(file, ragged(LENGTHS)).stat().st_size]
+    assert reserved == [write(file, make_rows(LENGTHS)).stat().st_size]
 
 
-@pytest.mark.parametrize("call", ["pwrite", "fsync"])
+@pytest.mark.parametrize("call", ["posix_fallocate", "pwrite", "fsync"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_a_disk_that_fills_up_later_is_named_too(
-    file: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
-) -> None:
-    def full(*_: object) -> None:
+def test_write_table_full_disk_raises(file: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int) -> None:
+    def fail(*_: object) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(os, call, full)
-    with pytest.raises(AbstainError) as caught:
-        write(file, ragged(LENGTHS))
-    assert str(caught.value) == (
-        f"{file.parent} has no room for features.npy (0.00 GiB): free some, and run `abstain retrain` again"
-    )
+    def compute_rows() -> Iterator[tuple[int, Tensor]]:
+        assert call != "posix_fallocate", "a row was computed"
+        yield 0, torch.zeros(2, D)
+
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(AbstainError, match=f"{file.parent} has no room for {file.name}") as caught:
+        write_table(file, [2], D, torch.float32, compute_rows(), "m")
+    assert caught.value.code == Code.NOT_WRITABLE
     assert list(file.parent.iterdir()) == []
 
 
 @pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.EINVAL])
-def test_short_writes_without_reservation_give_the_same_file(
+def test_write_table_short_writes_give_same_file(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    expected = write(tmp_path / "plain", ragged(LENGTHS)).read_bytes()
+    expected = write(tmp_path / "plain", make_rows(LENGTHS)).read_bytes()
     whole = os.pwrite
 
-    def unsupported(*_: object) -> None:
-        raise OSError(number, os.strerror(number))
-
     monkeypatch.setattr(os, "pwrite", lambda descriptor, content, at: whole(descriptor, content[:3], at))
-    monkeypatch.setattr(os, "posix_fallocate", unsupported)
-    assert write(file, ragged(LENGTHS)).read_bytes() == expected
+    monkeypatch.setattr(os, "posix_fallocate", Mock(side_effect=OSError(number, os.strerror(number))))
+    assert write(file, make_rows(LENGTHS)).read_bytes() == expected
 
 
-def test_a_full_disk_elsewhere_is_not_blamed_on_this_one(file: Path) -> None:
-    def broken() -> Iterator[tuple[int, Tensor]]:
-        yield 0, torch.zeros(2, D)
-        raise OSError(errno.ENOSPC, "the cache's disk is full")
-
-    with pytest.raises(OSError, match="the cache's disk"):
-        write_table(file, [2, 2], D, torch.float32, broken(), "m")
-
-
-def test_what_a_killed_run_left_is_overwritten(file: Path) -> None:
+def test_write_table_overwrites_scratch_file(file: Path) -> None:
     file.parent.mkdir()
     file.with_name(f".{file.name}.part").write_bytes(bytes(10_000))
-    rows = ragged(LENGTHS)
-    assert same(list(StateTable(write(file, rows))), rows)
+    rows = make_rows(LENGTHS)
+    assert are_equal(list(StateTable(write(file, rows))), rows)
     assert list(file.parent.iterdir()) == [file]
 
 
-def test_a_table_reads_the_file_that_it_opened(file: Path) -> None:
-    rows = ragged(LENGTHS)
+def test_state_table_reads_opened_file(file: Path) -> None:
+    rows = make_rows(LENGTHS)
     table = StateTable(write(file, rows))
     write(file, [-row for row in rows])
-    assert same(list(table), rows)
-    assert same(list(StateTable(file)), [-row for row in rows])
+    assert are_equal(list(table), rows)
+    assert are_equal(list(StateTable(file)), [-row for row in rows])
 
 
-def changed(number: int, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[bytes], bytes]:
+def change_array(number: int, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[bytes], bytes]:
     """Replace one of a file's three arrays."""
 
     def damage(whole: bytes) -> bytes:
@@ -265,41 +238,38 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "cut short": lambda whole: whole[:-1],
     "cut in the header": lambda whole: whole[:40],
     "too long": lambda whole: whole + b"\0",
-    "no model": changed(0, lambda described: described[1:]),
+    "no model": change_array(0, lambda described: described[1:]),
     "no states": lambda whole: whole[: whole.rindex(b"\x93NUMPY")],
-    "an unknown dtype": changed(0, lambda described: np.array([described[0], "torch.float64"])),
-    "another dtype": changed(0, lambda described: np.array([described[0], "torch.bfloat16"])),
-    "a flat shape": changed(2, np.ravel),
-    "states by columns": changed(2, np.asfortranarray),
+    "an unknown dtype": change_array(0, lambda described: np.array([described[0], "torch.float64"])),
+    "another dtype": change_array(0, lambda described: np.array([described[0], "torch.bfloat16"])),
+    "a flat shape": change_array(2, np.ravel),
+    "states by columns": change_array(2, np.asfortranarray),
     "too many rows": lambda whole: whole.replace(b"(7,)", b"(9" + b"9" * 18 + b",)", 1),
-    "no offsets": changed(1, lambda offsets: offsets[:0]),
-    "offsets of another type": changed(1, lambda offsets: offsets.astype(float)),
-    "offsets that end elsewhere": changed(1, lambda offsets: np.array([*offsets[:-1], 13])),
-    "offsets that begin elsewhere": changed(1, lambda offsets: np.array([1, *offsets[1:]])),
-    "offsets that fall": changed(1, lambda offsets: np.array([0, 4, 13, *offsets[3:]])),
+    "no offsets": change_array(1, lambda offsets: offsets[:0]),
+    "offsets of another type": change_array(1, lambda offsets: offsets.astype(float)),
+    "offsets that end elsewhere": change_array(1, lambda offsets: np.array([*offsets[:-1], 13])),
+    "offsets that begin elsewhere": change_array(1, lambda offsets: np.array([1, *offsets[1:]])),
+    "offsets that fall": change_array(1, lambda offsets: np.array([0, 4, 13, *offsets[3:]])),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_file_is_an_error_with_a_remedy(file: Path, damage: str) -> None:
-    whole = write(file, ragged(LENGTHS)).read_bytes()
+def test_state_table_damaged_file_raises(file: Path, damage: str) -> None:
+    with pytest.raises(AbstainError, match="features.npy is missing"):
+        StateTable(file)
+    whole = write(file, make_rows(LENGTHS)).read_bytes()
     file.write_bytes(DAMAGE[damage](whole))
     assert file.read_bytes() != whole
-    with pytest.raises(AbstainError, match="features.npy is no readable table of states: run `abstain retrain` again$"):
+    with pytest.raises(AbstainError, match="features.npy is no readable table of states"):
         StateTable(file)
 
 
-def test_a_file_that_is_cut_while_it_is_open_is_an_error_too(file: Path) -> None:
-    table = StateTable(write(file, ragged(LENGTHS)))
+def test_state_table_file_cut_while_open_raises(file: Path) -> None:
+    table = StateTable(write(file, make_rows(LENGTHS)))
     os.truncate(file, file.stat().st_size - 8)
-    assert torch.equal(table[0], ragged(LENGTHS)[0])
+    assert torch.equal(table[0], make_rows(LENGTHS)[0])
     with pytest.raises(AbstainError, match="no readable table"):
         table[5]
-
-
-def test_a_file_that_is_not_there_is_an_error_with_a_remedy(file: Path) -> None:
-    with pytest.raises(AbstainError, match="features.npy is missing: run `abstain retrain`$"):
-        StateTable(file)
 
 
 WALK = """
@@ -331,8 +301,6 @@ def arriving():
 write_table(file, [length] * rows, width, torch.bfloat16, arriving(), "m")
 wrote, highest[0] = highest[0], 0
 table = StateTable(file)
-for state in table:
-    resident()
 for at in range(0, rows, 32):
     batch = table[at : at + 32]
     resident()
@@ -353,8 +321,8 @@ print(json.dumps({"size": file.stat().st_size, "wrote": wrote - start, "walked":
 
 @pytest.mark.heavy
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not say what is resident")
-def test_memory_is_bounded_by_the_batch_and_not_by_the_file(tmp_path: Path) -> None:
-    """In a process of its own: what is resident, looked at after every row, with the file's mapped pages counted."""
+def test_state_table_memory_is_bounded_by_batch(tmp_path: Path) -> None:
+    """Measured in a process of its own after every row, including mapped pages."""
     done = subprocess.run(
         [sys.executable, "-c", WALK, str(tmp_path / "big")], capture_output=True, text=True, timeout=300, check=False
     )
@@ -368,8 +336,8 @@ def test_memory_is_bounded_by_the_batch_and_not_by_the_file(tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="the system does not say what is read")
-def test_rows_that_are_far_apart_are_read_from_disk_without_what_lies_between(tmp_path: Path) -> None:
-    """Training reads rows in a random order: what a map reads around every missing page would be most of the file."""
+def test_state_table_reads_only_requested_rows(tmp_path: Path) -> None:
+    """Training reads rows in random order; read-ahead around each would be most of the file."""
 
     def read() -> int:
         return int(Path("/proc/self/io").read_text().split("\nread_bytes: ")[1].split()[0])

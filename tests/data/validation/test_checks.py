@@ -1,5 +1,3 @@
-"""The suites and the columns they look at, without Great Expectations (`test_validation` runs them)."""
-
 from __future__ import annotations
 
 import math
@@ -23,7 +21,7 @@ def rows(*interactions: object, **other: tuple) -> ValidatedRows:
 
 
 @pytest.mark.parametrize("with_documents", [True, False])
-def test_every_check_looks_at_a_column_that_is_there(with_documents: bool) -> None:
+def test_build_suites_columns_exist(with_documents: bool) -> None:
     every = rows(interaction(), feedback=(feedback(),), reviews=(review(),))
     every = ValidatedRows(every.interactions, every.feedback, every.reviews, (DOCUMENT,), (CHUNK,))
     columns = build_tables(every, ExistingData(KeyIndex(), {"fees"}, {"fees#0"}), NOW)
@@ -39,8 +37,8 @@ def test_every_check_looks_at_a_column_that_is_there(with_documents: bool) -> No
     assert ({"unknown_contexts", "outdated_contexts"} <= looked_at) == with_documents
 
 
-def refuses(table: str, column: str, value: float, skew: float = 0) -> bool:
-    """Whether a bound of the suites refuses a row that holds `value`, by the terms of Great Expectations."""
+def is_rejected(table: str, column: str, value: float, skew: float = 0) -> bool:
+    """Return whether a bound of the suites rejects a value."""
     params = PARAMS.model_copy(update={"max_clock_skew_seconds": skew})
     checks = [check for check in build_suites(params, with_documents=True)[table] if check.column == column]
     bounds = [check.arguments for check in checks if check.expectation == "ExpectColumnValuesToBeBetween"]
@@ -71,19 +69,17 @@ def refuses(table: str, column: str, value: float, skew: float = 0) -> bool:
         ("documents", "chunks", [1], [0]),
     ],
 )
-def test_the_limits_are_those_of_the_parameters_and_are_allowed_themselves(
-    table: str, column: str, allowed: list[float], refused: list[float]
-) -> None:
-    assert [value for value in (*allowed, *refused) if refuses(table, column, value)] == refused
+def test_build_suites_limits_are_inclusive(table: str, column: str, allowed: list[float], refused: list[float]) -> None:
+    assert [value for value in (*allowed, *refused) if is_rejected(table, column, value)] == refused
 
 
-def test_a_clock_may_be_ahead_by_as_much_as_is_allowed() -> None:
+def test_build_suites_allow_clock_skew() -> None:
     ahead, behind = ("interactions", "asked_at_seconds_ahead"), ("feedback", "delay_days")
-    assert [refuses(*ahead, seconds, skew=300) for seconds in (300, 301)] == [False, True]
-    assert [refuses(*behind, -seconds / 86400, skew=300) for seconds in (300, 301)] == [False, True]
+    assert [is_rejected(*ahead, seconds, skew=300) for seconds in (300, 301)] == [False, True]
+    assert [is_rejected(*behind, -seconds / 86400, skew=300) for seconds in (300, 301)] == [False, True]
 
 
-def test_a_context_is_of_a_known_document_retrievable_or_neither() -> None:
+def test_build_tables_unknown_or_outdated_contexts() -> None:
     known = ExistingData(KeyIndex(), {"fees", "cards"}, {"fees#0"})
     named = make_unnamed_context("No document is ingested for this.").chunk_id
     contexts = cited("fees#0", "cards#1", "b#1", "a#2", "a#2", named)
@@ -94,30 +90,23 @@ def test_a_context_is_of_a_known_document_retrievable_or_neither() -> None:
 
 
 @given(st.floats(-400, 400), st.booleans())
-def test_a_delay_counts_from_the_question_in_this_batch_or_an_earlier_one(days: float, is_known: bool) -> None:
+def test_build_tables_delay_from_any_batch(days: float, is_known: bool) -> None:
     index, asked = KeyIndex(), interaction()
     if is_known:
         index.add(make_record(asked), 0, 0, 0)
     batch = rows(*(() if is_known else (asked,)), feedback=(feedback(days=days),))
     (row,) = build_tables(batch, ExistingData(index), NOW)["feedback"]
-    assert row["interaction_known"]
-    assert row["delay_days"] == pytest.approx(days, abs=1e-9)
-    assert row["given_at_seconds_ahead"] == pytest.approx(
-        (ASKED - NOW + timedelta(days=days)).total_seconds(), abs=1e-3
-    )
+    assert row["interaction_known"] and row["delay_days"] == pytest.approx(days, abs=1e-9)
+    seconds = (ASKED - NOW + timedelta(days=days)).total_seconds()
+    assert row["given_at_seconds_ahead"] == pytest.approx(seconds, abs=1e-3)
 
 
-def test_without_its_question_a_reply_has_no_delay() -> None:
+def test_build_tables_unknown_interaction_has_no_delay() -> None:
     (row,) = build_tables(rows(reviews=(review(),)), ExistingData(KeyIndex()), NOW)["reviews"]
     assert not row["interaction_known"] and math.isnan(row["delay_days"])
     assert math.isnan(row["inclusion_probability"])  # none was given: nothing to judge
 
 
-def test_shares_are_written_as_people_do() -> None:
-    assert [format_short_percent(share) for share in (0, 0.005, 0.125, 1 / 3, 1)] == [
-        "0 %",
-        "0.5 %",
-        "12.5 %",
-        "33.3 %",
-        "100 %",
-    ]
+def test_format_short_percent_examples() -> None:
+    percents = ["0 %", "0.5 %", "12.5 %", "33.3 %", "100 %"]
+    assert [format_short_percent(share) for share in (0, 0.005, 0.125, 1 / 3, 1)] == percents

@@ -13,26 +13,26 @@ QUALITY = shipped_params().quality.model_copy(update={"max_drift": 0.25, "min_dr
 COUNTS = st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 500))
 
 
-def profile(rows: int, **changed: dict[str, int]) -> Profile:
-    """Every measure in the same two classes, but those that are `changed` (`_` for the space in their name)."""
+def make_profile(rows: int, **changed: dict[str, int]) -> Profile:
+    """Make a profile with two classes for each measure, except for those `changed`."""
     counts = {name: {"32": rows // 2, "64": rows - rows // 2} for name in MEASURES}
     return Profile(rows=rows, counts=counts | {name.replace("_", " "): found for name, found in changed.items()})
 
 
 @given(COUNTS, COUNTS)
-def test_the_index_is_symmetric_and_never_negative(one: dict[str, int], two: dict[str, int]) -> None:
+def test_compute_stability_index_is_symmetric(one: dict[str, int], two: dict[str, int]) -> None:
     assert compute_stability_index(one, two) == pytest.approx(compute_stability_index(two, one))
     assert compute_stability_index(one, two) >= 0
     assert compute_stability_index(one, one) == 0
 
 
-def test_the_index_is_the_textbook_one_where_samples_are_large() -> None:
+def test_compute_stability_index_large_samples() -> None:
     newest, previous = {"a": 600_000, "b": 400_000}, {"a": 500_000, "b": 500_000}
     assert compute_stability_index(newest, previous) == pytest.approx(0.1 * 0.18232 + 0.1 * 0.22314, abs=1e-4)
     assert compute_stability_index({}, previous) == 0
 
 
-def test_chance_alone_is_no_shift_and_a_new_language_is() -> None:
+def test_compute_stability_index_ignores_chance() -> None:
     rng = random.Random(3)
     classes = [str(at) for at in range(10)]
     indices = [
@@ -44,31 +44,31 @@ def test_chance_alone_is_no_shift_and_a_new_language_is() -> None:
     assert compute_stability_index({"en": 995, "de": 5}, {"en": 1_000}) < 0.1
 
 
-def test_small_batches_are_judged_together_with_those_before() -> None:
-    batches = [profile(rows) for rows in (100, 30, 10, 20, 30)]
+def test_select_newest_and_previous_joins_small_batches() -> None:
+    batches = [make_profile(rows) for rows in (100, 30, 10, 20, 30)]
     found = select_newest_and_previous(batches, 50)
-    assert found is not None
-    assert [window.rows for window in found] == [50, 140]
-    assert select_newest_and_previous(batches[1:], 50) is None
-    assert select_newest_and_previous([], 50) is None
+    assert found is not None and [profile.rows for profile in found] == [50, 140]
+    assert select_newest_and_previous(batches[1:], 50) is select_newest_and_previous([], 50) is None
 
 
 @pytest.mark.slow
-def test_drift_is_a_warning_that_says_what_has_shifted_and_how_far() -> None:
-    german = profile(100, question_language={"en": 50, "de": 50})
-    result = validate_drift([profile(900, question_language={"en": 900}), german], QUALITY)
+def test_validate_drift_new_language_is_warning() -> None:
+    german = make_profile(100, question_language={"en": 50, "de": 50})
+    result = validate_drift([make_profile(900, question_language={"en": 900}), german], QUALITY)
     assert result.success and result.rows == {"drift": 5}
     (line,) = result.format_warnings()
-    assert line.startswith("A108 question language: 3.73 from the batches before") and line.endswith(
-        "0.25 allowed (quality.max_drift)"
+    assert line.startswith("A108 question language: 3.73 ") and line.endswith("0.25 allowed (quality.max_drift)")
+    figures = result.drift
+    assert figures is not None
+    assert figures.rows == {"newest": 100, "previous": 900}
+    assert figures.shift["question length"] == 0
+    assert figures.newest["question language"] == {"en": 50, "de": 50}
+
+
+def test_validate_drift_one_batch_is_not_judged() -> None:
+    result = validate_drift([make_profile(900)], QUALITY)
+    assert result.success and result.drift is None
+    assert result.all_notes == (
+        "drift: no rows, the suite was skipped",
+        "drift: not judged before there are two batches of 50 interactions each",
     )
-    figures = result.statistics["drift"]
-    assert figures["rows"] == {"newest": 100, "previous": 900}
-    assert figures["shift"]["question length"] == 0
-    assert figures["newest"]["question language"] == {"en": 50, "de": 50}
-
-
-def test_one_batch_is_not_judged_and_that_is_said() -> None:
-    result = validate_drift([profile(900)], QUALITY)
-    assert result.success and result.skipped_tables == ("drift",)
-    assert result.notes == ("drift: not judged before there are two batches of 50 interactions each",)

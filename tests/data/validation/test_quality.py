@@ -1,14 +1,15 @@
 """Everything here but the digests runs the real Great Expectations suites."""
 
-from typing import Any
+import re
 
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from abstain.data.labels.contradictions import Contradiction, Contradictions
 from abstain.data.validation.quality import compute_text_digest, compute_text_digests, validate_training
-from abstain.data.validation.results import ValidationResult
+from abstain.data.validation.results import SplitLabels, ValidationResult
 from tests.checkout import shipped_params
 from tests.data.builders import interaction
 
@@ -16,8 +17,8 @@ QUALITY = shipped_params().quality
 SPLITS = ("train", "validation", "holdout", "newest")
 
 
-def table(rows: int = 40, **changes: list) -> pd.DataFrame:
-    """`rows` answers a split, half of them right, all reviewed, each in a group of its own; `changes` by column."""
+def make_table(rows: int = 40, **changes: list) -> pd.DataFrame:
+    """Make this number of reviewed answers for each split, half of them correct, each in a group of its own."""
     number = rows * len(SPLITS)
     frame = pd.DataFrame(
         {
@@ -36,122 +37,107 @@ def table(rows: int = 40, **changes: list) -> pd.DataFrame:
     return frame
 
 
-NOBODY: dict[str, Any] = {"tested": 3, "named": []}
+NOBODY = Contradictions(3, ())
 
 
-def validated(
-    frame: pd.DataFrame, left_out: int = 0, contradicting: dict[str, Any] = NOBODY, **copies: str
+def validate_table(
+    frame: pd.DataFrame, left_out: int = 0, contradicting: Contradictions = NOBODY, **copies: str
 ) -> ValidationResult:
-    """`copies`: rows whose text is that of another, as i_1="i-2"."""
+    """Validate a table; `copies` have the text of another row, as in i_1="i-2"."""
     digests = pd.Series(range(len(frame)), index=pd.Index(frame["interaction_id"]), dtype="int64")
     for one, other in copies.items():
         digests[one.replace("_", "-")] = digests[other]
     return validate_training(frame, digests, left_out, contradicting, QUALITY)
 
 
-def test_texts_are_equal_when_their_words_are() -> None:
-    one = interaction(question="What is the fee?", answer="It's 5 €.")
-    assert compute_text_digest(one) == compute_text_digest(
-        interaction("other", question="what is  the FEE", answer="it's 5 €!")
-    )
-    assert compute_text_digest(one) == compute_text_digest(
-        interaction(question="What is the fee?", answer="It\u2019s ５ €.")
-    )
-    assert compute_text_digest(one) != compute_text_digest(interaction(question="What is the fee?", answer="It's 6 €."))
-    assert compute_text_digest(interaction(question="a", answer="b c")) != compute_text_digest(
-        interaction(question="a b", answer="c")
-    )
-    digests = compute_text_digests([one, interaction("i-2", answer="x")])
-    assert digests.dtype == "int64" and digests["i-1"] == compute_text_digest(one)
+def test_compute_text_digest_depends_on_words_only() -> None:
+    def digest(question: str, answer: str, key: str = "i-1") -> int:
+        return compute_text_digest(interaction(key, question=question, answer=answer))
+
+    fee = digest("What is the fee?", "It's 5 €.")
+    assert fee == digest("What is  the FEE", "it's 5 €!", "other") == digest("What is the fee?", "It\u2019s ５ €.")
+    assert fee != digest("What is the fee?", "It's 6 €.")
+    assert digest("a", "b c") != digest("a b", "c")
+    digests = compute_text_digests([interaction("i-1", question="a", answer="b c"), interaction("i-2", answer="x")])
+    assert digests.dtype == "int64" and digests["i-1"] == digest("a", "b c")
 
 
 @given(st.text(min_size=1), st.text(min_size=1))
-def test_any_text_has_a_digest_of_64_bits(question: str, answer: str) -> None:
+def test_compute_text_digest_has_64_bits(question: str, answer: str) -> None:
     row = interaction().model_copy(update={"question": question, "answer": answer})
     assert -(2**63) <= compute_text_digest(row) < 2**63
 
 
 @pytest.mark.slow
-def test_a_sound_table_passes_and_its_figures_are_kept() -> None:
-    result = validated(table())
+def test_validate_training_sound_table_passes() -> None:
+    result = validate_table(make_table())
     assert result.success and result.warnings == ()
     assert result.rows == {"labels": 160, "splits": 5, "people": 3}
-    assert result.statistics["splits"][0] == {"split": "all", "answers": 160, "correct": 80, "reviewed": 160}
-    assert [row["answers"] for row in result.statistics["splits"]] == [160, 40, 40, 40, 40]
+    assert result.splits[0] == SplitLabels("all", 160, 80, 160)
+    assert [row.answers for row in result.splits] == [160, 40, 40, 40, 40]
 
 
 @pytest.mark.slow
-def test_a_group_on_two_sides_is_an_error_that_names_it() -> None:
-    result = validated(table(group=["g-80", "g-40"]))  # of the hold-out, and of validation
-    rule = "a group may be on one side only (split.by, split.seed)"
-    held_out = f"group: 'g-80' in the hold-out and train: {rule}"
-    validation = f"group: 'g-40' in train and validation: {rule}"
-    assert {key: list(map(str, reasons)) for key, reasons in result.reasons.items()} == {
-        "labels/i-0": [held_out],
-        "labels/i-40": [validation],
-        "labels/i-1": [validation],
-        "labels/i-80": [held_out],
+def test_validate_training_straddling_group_is_error() -> None:
+    result = validate_table(make_table(group=["g-80", "g-40"]))  # of the hold-out, and of validation
+    sides = {key: str(reason).partition(":")[2].partition(":")[0] for key, (reason,) in result.reasons.items()}
+    held_out, validation = " 'g-80' in the hold-out and train", " 'g-40' in train and validation"
+    assert sides == {
+        "labels/i-0": held_out,
+        "labels/i-80": held_out,
+        "labels/i-1": validation,
+        "labels/i-40": validation,
     }
 
 
 @pytest.mark.slow
-def test_the_newest_window_has_the_holdouts_groups_and_excluded_rows_are_nowhere() -> None:
-    frame = table()
+def test_validate_training_newest_shares_holdout_groups() -> None:
+    frame = make_table()
     frame.loc[120, "group"] = "g-80"
     frame.loc[0, ["group", "split"]] = ["g-80", "excluded"]
-    result = validated(frame, i_0="i-80")
+    result = validate_table(frame, i_0="i-80")
     assert result.success and result.rows["labels"] == 159
 
 
 @pytest.mark.slow
-def test_a_holdout_that_is_trained_on_word_for_word_is_an_error() -> None:
-    result = validated(table(), i_80="i-0", i_81="i-41", i_120="i-1")
+def test_validate_training_leaked_holdout_is_error() -> None:
+    result = validate_table(make_table(), i_80="i-0", i_81="i-41", i_120="i-1")
     (check,) = result.errors
-    assert check.column == "leaked_share"
-    assert str(result.reasons["splits/holdout"][0]).startswith(
-        "holdout: 5 % of the answers are trained on too, 1 % allowed (quality.max_leaked_share)"
-    )
-    assert result.format_warnings() == [
-        "A107 i-80: the same question and answer are trained on",
-        "A107 i-81: the same question and answer are trained on",
-    ]
-    assert validated(table(200), i_400="i-0").success  # one in two hundred
+    assert (check.column, check.sample) == ("leaked_share", ("splits/holdout",))
+    (reason,) = map(str, result.reasons["splits/holdout"])
+    assert "5 % of the answers" in reason and "1 % allowed" in reason
+    assert [line[:9] for line in result.format_warnings()] == ["A107 i-80", "A107 i-81"]
+    assert validate_table(make_table(200), i_400="i-0").success  # one in two hundred
 
 
 @pytest.mark.slow
-def test_near_duplicates_in_training_are_a_warning() -> None:
-    result = validated(table(duplicate_in_training=[False] * 80 + [True] * 5), left_out=1234)
-    assert result.success
-    assert result.notes == ("1,234 near-duplicates of hold-out answers are left out of training",)
-    assert result.format_warnings() == [
-        "A107 holdout: 12.5 % of the reviewed answers have a near-duplicate in the training data, 5 % allowed "
-        "(quality.max_near_duplicate_share)"
-    ]
+def test_validate_training_near_duplicates_are_warning() -> None:
+    result = validate_table(make_table(duplicate_in_training=[False] * 80 + [True] * 5), left_out=1234)
+    assert result.success and result.notes[0].startswith("1,234 near-duplicates")
+    (line,) = result.format_warnings()
+    assert line.startswith("A107 holdout: 12.5 %") and "5 % allowed (quality.max_near_duplicate_share)" in line
 
 
 @pytest.mark.slow
-def test_what_makes_the_figures_less_trustworthy_is_a_warning() -> None:
-    result = validated(
-        table(
-            correct=[1] * 40,
-            source=["review"] * 80 + ["thumb"] * 24,
-            reviews_disagree=[True] * 17,
-            thumbs_disagree=[True] * 51,
-        )
-    )
-    assert result.success
-    assert result.format_warnings() == [
-        "A107 train: 100 % of the answers are correct, 10 % to 90 % expected (quality.min_class_share)",
-        "A107 holdout: 40 % of the labels are by reviewers, 50 % expected (quality.min_reviewed_share)",
-        "A107 reviews disagree on 12.5 % of reviewed answers, 10 % allowed (quality.max_review_conflicts)",
-        "A107 thumbs contradict 37.5 % of reviews, 25 % allowed (quality.max_thumb_conflicts)",
-    ]
+def test_validate_training_poor_labels_are_warnings() -> None:
+    source, thumbs_disagree = ["review"] * 80 + ["thumb"] * 24, [True] * 51
+    frame = make_table(correct=[1] * 40, source=source, reviews_disagree=[True] * 17, thumbs_disagree=thumbs_disagree)
+    result = validate_table(frame)
+    assert result.success and {check.code for check in result.warnings} == {"A107"}
+    assert {check.column: check.sample for check in result.warnings} == {
+        "correct_share": ("splits/train",),
+        "reviewed_share": ("splits/holdout",),
+        "reviews_disagree_share": ("splits/all",),
+        "thumbs_disagree_share": ("splits/all",),
+    }
+    percents = [re.findall(r"[\d.]+ %", line) for line in result.format_warnings()]
+    assert percents == [["100 %", "10 %", "90 %"], ["40 %", "50 %"], ["12.5 %", "10 %"], ["37.5 %", "25 %"]]
 
 
 @pytest.mark.slow
-def test_who_contradicts_the_others_is_a_warning_with_a_code_of_its_own() -> None:
-    named = [{"message": "reviewer r-01234567 in batch 000002: 41 of 45"}]
-    result = validated(table(), contradicting={"tested": 3, "named": named})
+def test_validate_training_contradiction_is_warning() -> None:
+    person = Contradiction("reviewer r-1", "000002", 45, 41, 3, 1e-9, "reviewer r-01234567 in batch 000002: 41 of 45")
+    result = validate_table(make_table(), contradicting=Contradictions(3, (person,)))
     assert result.success and result.rows["people"] == 3
     assert result.format_warnings() == [
         "A112 judgements that contradict the others' beyond chance: reviewer r-01234567 in batch 000002: 41 of 45"
@@ -159,7 +145,7 @@ def test_who_contradicts_the_others_is_a_warning_with_a_code_of_its_own() -> Non
 
 
 @pytest.mark.slow
-def test_a_handful_of_answers_is_shown_and_not_judged() -> None:
-    result = validated(table(4, correct=[1] * 16, source=["thumb"] * 16))
+def test_validate_training_few_answers_are_not_judged() -> None:
+    result = validate_table(make_table(4, correct=[1] * 16, source=["thumb"] * 16))
     assert result.success and result.warnings == ()
-    assert result.statistics["splits"][3] == {"split": "holdout", "answers": 4, "correct": 4, "reviewed": 0}
+    assert result.splits[3] == SplitLabels("holdout", 4, 4, 0)

@@ -10,12 +10,11 @@ from abstain.data.validation.results import (
     ValidationResult,
     describe_condition,
 )
-from abstain.reports.data_reports.validation import validation_report
 
 EMPTY = Reason(Code.FAILED_CHECK, "text", "this field is empty")
 
 
-def found(suite: str, column: str, failing: list[str], severity: str = "error") -> CheckResult:
+def make_check(suite: str, column: str, failing: list[str], severity: str = "error") -> CheckResult:
     keys = tuple(f"{suite}/{name}" for name in failing)
     return CheckResult(
         suite=suite,
@@ -32,7 +31,7 @@ def found(suite: str, column: str, failing: list[str], severity: str = "error") 
     )
 
 
-def result(*checks: CheckResult, rows: int = 10) -> ValidationResult:
+def make_result(*checks: CheckResult, rows: int = 10) -> ValidationResult:
     reasons = {key: (EMPTY,) for check in checks if check.severity == "error" for key in check.sample}
     return ValidationResult({check.suite: rows for check in checks}, checks, reasons)
 
@@ -40,7 +39,7 @@ def result(*checks: CheckResult, rows: int = 10) -> ValidationResult:
 FAILING = st.lists(st.uuids().map(str), max_size=MAX_SAMPLE_ROWS, unique=True)
 RESULTS = st.lists(
     st.builds(
-        lambda suite, failing, severity: result(found(suite, "text", failing, severity)),
+        lambda suite, failing, severity: make_result(make_check(suite, "text", failing, severity)),
         st.sampled_from(["interactions", "feedback", "drift"]),
         FAILING,
         st.sampled_from(["error", "warning"]),
@@ -50,7 +49,7 @@ RESULTS = st.lists(
 
 
 @given(RESULTS)
-def test_a_merged_result_has_the_counts_of_all(results: list[ValidationResult]) -> None:
+def test_merge_adds_counts(results: list[ValidationResult]) -> None:
     merged = ValidationResult.merge(results)
     assert sum(merged.rows.values()) == sum(sum(one.rows.values()) for one in results)
     assert sum(c.failed_rows for c in merged.checks) == sum(c.failed_rows for one in results for c in one.checks)
@@ -62,31 +61,30 @@ def test_a_merged_result_has_the_counts_of_all(results: list[ValidationResult]) 
     assert ValidationResult.merge([merged]) == merged
 
 
-def test_a_merged_result_keeps_the_reasons_of_the_first_rows_only() -> None:
+def test_merge_keeps_first_reasons() -> None:
     many = {f"interactions/{at:05d}": (EMPTY,) for at in range(MAX_LISTED_ROWS)}
     first = ValidationResult({"interactions": MAX_LISTED_ROWS}, reasons=many)
     more = ValidationResult({"interactions": 3}, reasons={f"interactions/x{at}": (EMPTY,) for at in range(3)})
     merged = ValidationResult.merge([first, more, more.merge([ValidationResult({"feedback": 0})])])
     assert merged.reasons == many
     assert (merged.n_failed_rows, merged.unlisted) == (MAX_LISTED_ROWS + 3, 3)
-    assert merged.skipped_tables == ("feedback",)
+    assert merged.all_notes == ("feedback: no rows, the suite was skipped",)
 
 
-def test_a_name_of_several_lines_breaks_no_page() -> None:
-    check = found("interactions", "text", ["a\n# b | c"])
-    page, _ = validation_report([result(check).to_dict()], "a run")
-    assert "\n# b" not in page
-    assert "| text | present | **fails** | 1 | a \\# b \\| c |" in page
-    assert result(check).describe_first_failure() == "interactions/a # b | c first: text: this field is empty"
+def test_describe_first_failure_multiline_key_is_one_line() -> None:
+    result = make_result(make_check("interactions", "text", ["a\n# b | c"]))
+    assert result.describe_first_failure() == "interactions/a # b | c first: text: this field is empty"
 
 
-def test_a_warning_on_rows_is_counted_and_one_on_figures_is_told() -> None:
-    both = result(found("interactions", "text", ["a", "b"], "warning"), found("drift", "shift", ["x"], "warning"))
+def test_format_warnings_counts_rows() -> None:
+    both = make_result(
+        make_check("interactions", "text", ["a", "b"], "warning"), make_check("drift", "shift", ["x"], "warning")
+    )
     assert both.success
     assert both.format_warnings() == ["A104 2 of 10 interactions: text: this field is empty", "A108 drift/x: empty"]
 
 
-def test_conditions_are_few_words() -> None:
+def test_describe_condition_examples() -> None:
     between, one_of = "ExpectColumnValuesToBeBetween", "ExpectColumnValuesToBeInSet"
     assert describe_condition(between, {"min_value": 0, "max_value": 1, "strict_min": True}) == "above 0, at most 1"
     assert describe_condition(between, {"max_value": 20_000.0}) == "at most 20,000"

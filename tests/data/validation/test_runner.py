@@ -22,7 +22,6 @@ from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.quarantine import Quarantine, QuarantinedRow, require_unblocked
 from abstain.ingest.report import IngestReport
 from abstain.ingest.sources.files import make_explicit_sources
-from abstain.reports.data_reports.validation import validation_report
 from tests.data.builders import (
     CHUNK,
     DOCUMENT,
@@ -44,8 +43,8 @@ pytestmark = pytest.mark.slow  # the import and some fifty runs of the suites: m
 Tables = dict[str, tuple]
 
 
-def checked(tables: Tables, before: tuple = ()) -> ValidationResult:
-    """`tables` beside one interaction, one document and its chunk, after the rows `before`."""
+def validate_tables(tables: Tables, before: tuple = ()) -> ValidationResult:
+    """Validate tables and one interaction, document and chunk, after the rows `before`."""
     every: Tables = {"documents": (DOCUMENT,), "chunks": (CHUNK,), "interactions": (interaction(),), **tables}
     stored = {
         name: tuple(make_record(row) for row in every.get(name, ())) for name in ("interactions", "feedback", "reviews")
@@ -58,166 +57,132 @@ def checked(tables: Tables, before: tuple = ()) -> ValidationResult:
     return validate(rows, known, PARAMS, NOW)
 
 
-def report_of(result: ValidationResult) -> str:
-    return validation_report([result.to_dict()], "a run")[0]
-
-
-def citing(*chunk_ids: str, key: str = "i-1") -> tuple:
+def make_citing(*chunk_ids: str, key: str = "i-1") -> tuple:
     return (interaction(key, contexts=cited(*chunk_ids)),)
 
 
-def key_of(found: Any) -> str:
+def get_key(found: Any) -> str:
     if isinstance(found, Document):
         return f"documents/{found.doc_id}"
     return f"chunks/{found.chunk_id}" if isinstance(found, Chunk) else make_record(found).key
 
 
-def test_sound_rows_pass_every_suite() -> None:
-    result = checked({"interactions": citing("fees#0"), "feedback": (feedback(),), "reviews": (review(),)})
-    assert result.success
-    assert result.reasons == {}
-    assert result.notes == () and result.skipped_tables == ()
-    assert {found.suite for found in result.checks} == {"interactions", "feedback", "reviews", "documents", "chunks"}
-    assert result.rows == {"interactions": 1, "feedback": 1, "reviews": 1, "documents": 1, "chunks": 1}
+def test_validate_sound_rows_pass() -> None:
+    result = validate_tables({"interactions": make_citing("fees#0"), "feedback": (feedback(),), "reviews": (review(),)})
+    assert result.success and result.reasons == {} and result.all_notes == ()
+    assert {check.suite for check in result.checks} == set(TABLES)
+    assert result.rows == dict.fromkeys(TABLES, 1)
 
 
-def changed(row: Any, **changes: Any) -> Any:
-    """`row` with `changes` that its contract may refuse."""
+def change(row: Any, **changes: Any) -> Any:
     return row.model_copy(update=changes)
 
 
-TWO_THUMBS, TWO_VERDICTS = (
-    "thumb: this user gave two thumbs",
-    "review: this reviewer gave two reviews at the same time",
-)
+TWO_THUMBS, TWO_VERDICTS = "thumb: this user gave two thumbs", "review: this reviewer gave two reviews"
 BROKEN: list[tuple[Any, str]] = [
     (interaction("twice"), "interaction_id: 'twice' occurs more than once"),
     (interaction("twice", answer="x"), "interaction_id: 'twice' occurs more than once"),
-    (
-        interaction("early", asked_at=NOW + timedelta(seconds=30)),
-        "asked_at: 30 s in the future, 0 allowed (validation.max_clock_skew_seconds)",
-    ),
+    (interaction("early", asked_at=NOW + timedelta(seconds=30)), "asked_at: 30 s in the future, 0 allowed"),
     (interaction("long", answer="a" * 201), "answer: 201 characters, 200 allowed"),
-    (*citing("fees#0", "b#1", "a#1", key="lost"), "contexts: no ingested document holds 'a#1', 'b#1'"),
-    (changed(interaction("nan"), writer_scores={"a": math.nan, "b": 1.0}), "writer_scores: 'a' is no finite number"),
-    (changed(interaction("above"), token_log_probs=(-1.0, 0.5)), "token_log_probs: 0.5 is above 0"),
-    (changed(interaction("gate"), display="maybe"), "display: 'maybe' is neither shown nor withheld"),
-    (changed(interaction("odds"), display="shown", propensity=0.0), "propensity: 0 is not in (0, 1]"),
+    (*make_citing("fees#0", "b#1", "a#1", key="lost"), "contexts: no ingested document holds 'a#1', 'b#1'"),
+    (change(interaction("nan"), writer_scores={"a": math.nan, "b": 1.0}), "writer_scores: 'a' is no finite number"),
+    (change(interaction("above"), token_log_probs=(-1.0, 0.5)), "token_log_probs: 0.5 is above 0"),
+    (change(interaction("gate"), display="maybe"), "display: 'maybe' is neither shown nor withheld"),
+    (change(interaction("odds"), display="shown", propensity=0.0), "propensity: 0 is not in (0, 1]"),
     (interaction("alone", propensity=0.5), "propensity: there is no display beside it"),
     (feedback("other"), "interaction_id: there is no such interaction"),
     (feedback(days=-1.5), "given_at: before the question was asked (-1.5 days)"),
     (feedback(days=91), "given_at: 91 days after the question, 90 allowed"),
     (feedback(user="u"), TWO_THUMBS),
     (feedback(user="u", thumb="down"), TWO_THUMBS),
-    (changed(feedback(), thumb="left"), "thumb: 'left' is neither up nor down"),
+    (change(feedback(), thumb="left"), "thumb: 'left' is neither up nor down"),
     (review("other"), "interaction_id: there is no such interaction"),
     (review(), TWO_VERDICTS),
     (review(right=False), TWO_VERDICTS),
-    (changed(review(reviewer="sme-2"), inclusion_probability=0.0), "inclusion_probability: 0 is not in [1e-06, 1]"),
-    (changed(DOCUMENT, doc_id="twice"), "doc_id: 'twice' occurs more than once"),
-    (changed(DOCUMENT, doc_id="twice", title="x"), "doc_id: 'twice' occurs more than once"),
-    (changed(DOCUMENT, doc_id="empty"), "document: nothing in it can be retrieved"),
-    (changed(DOCUMENT, doc_id="dead"), "document: nothing in it can be retrieved"),
-    (changed(DOCUMENT, doc_id="late", updated_at=NOW + timedelta(days=1)), "updated_at: 86,400 s"),
-    (changed(CHUNK, chunk_id="dead#0", doc_id="dead", removed_at=NOW), "doc_id: there is no such document"),
-    (changed(CHUNK, chunk_id="fees#1"), "chunk_id: 'fees#1' occurs more than once"),
-    (changed(CHUNK, chunk_id="fees#1", text="x"), "chunk_id: 'fees#1' occurs more than once"),
-    (changed(CHUNK, chunk_id="b#0"), "chunk_id: does not open with its doc_id"),
-    (changed(CHUNK, chunk_id="fees#2", kind="poem"), "kind: 'poem' is neither"),
-    (changed(CHUNK, chunk_id="fees#3", text="t" * 201), "text: 201 characters, 200 allowed"),
-    (changed(CHUNK, chunk_id="fees#4", text=""), "text: this field is empty"),
+    (change(review(reviewer="sme-2"), inclusion_probability=0.0), "inclusion_probability: 0 is not in [1e-06, 1]"),
+    (change(DOCUMENT, doc_id="twice"), "doc_id: 'twice' occurs more than once"),
+    (change(DOCUMENT, doc_id="twice", title="x"), "doc_id: 'twice' occurs more than once"),
+    (change(DOCUMENT, doc_id="empty"), "document: nothing in it can be retrieved"),
+    (change(DOCUMENT, doc_id="dead"), "document: nothing in it can be retrieved"),
+    (change(DOCUMENT, doc_id="late", updated_at=NOW + timedelta(days=1)), "updated_at: 86,400 s"),
+    (change(CHUNK, chunk_id="dead#0", doc_id="dead", removed_at=NOW), "doc_id: there is no such document"),
+    (change(CHUNK, chunk_id="fees#1"), "chunk_id: 'fees#1' occurs more than once"),
+    (change(CHUNK, chunk_id="fees#1", text="x"), "chunk_id: 'fees#1' occurs more than once"),
+    (change(CHUNK, chunk_id="b#0"), "chunk_id: does not open with its doc_id"),
+    (change(CHUNK, chunk_id="fees#2", kind="poem"), "kind: 'poem' is neither"),
+    (change(CHUNK, chunk_id="fees#3", text="t" * 201), "text: 201 characters, 200 allowed"),
+    (change(CHUNK, chunk_id="fees#4", text=""), "text: this field is empty"),
 ]
 
 
-def test_a_row_that_breaks_an_expectation_is_named_with_the_reason() -> None:
+def test_validate_broken_row_has_reason() -> None:
     rows = [interaction(), DOCUMENT, CHUNK, *(broken for broken, _ in BROKEN)]
     contracts = zip(TABLES, (Interaction, Thumb, Review, Document, Chunk), strict=True)
-    result = checked({table: tuple(row for row in rows if isinstance(row, contract)) for table, contract in contracts})
+    result = validate_tables(
+        {table: tuple(row for row in rows if isinstance(row, contract)) for table, contract in contracts}
+    )
     assert not result.success
-    assert set(result.reasons) == {key_of(broken) for broken, _ in BROKEN}
+    assert set(result.reasons) == {get_key(broken) for broken, _ in BROKEN}
     for broken, reason in BROKEN:
-        assert any(str(why).startswith(reason) for why in result.reasons[key_of(broken)]), broken
+        assert any(str(why).startswith(reason) for why in result.reasons[get_key(broken)]), broken
     assert {key for check in result.errors for key in check.sample} == set(result.reasons)
 
 
-def test_the_limits_themselves_are_allowed() -> None:
-    rows: Tables = {
-        "interactions": (
-            interaction(answer="a" * 200),
-            interaction("now", asked_at=NOW),
-            interaction(
-                "scored", writer_scores={"a": -1e9}, token_log_probs=(0.0, -9.0), display="withheld", propensity=1.0
-            ),
-        ),
-        "feedback": (feedback(days=0),),
-        "reviews": (review(days=60, inclusion_probability=1.0),),
-    }
-    assert checked(rows).success
-
-
-def test_what_is_known_from_earlier_batches_is_no_news() -> None:
+def test_validate_rows_of_earlier_batches_fail() -> None:
     again = interaction(), feedback(user="u"), review()
-    result = checked({"interactions": again[:1], "feedback": again[1:2], "reviews": again[2:]}, before=again)
-    assert set(result.reasons) == {key_of(one) for one in again}
+    result = validate_tables({"interactions": again[:1], "feedback": again[1:2], "reviews": again[2:]}, before=again)
+    assert set(result.reasons) == {get_key(one) for one in again}
     # and an interaction of an earlier batch is one that can be replied to
     late = feedback(days=91)
-    replies = checked({"interactions": (), "feedback": (feedback(), late)}, before=(interaction(),))
-    assert set(replies.reasons) == {key_of(late)}
+    replies = validate_tables({"interactions": (), "feedback": (feedback(), late)}, before=(interaction(),))
+    assert set(replies.reasons) == {get_key(late)}
 
 
-def test_answers_without_contexts_are_counted_but_refuse_nothing() -> None:
-    result = checked({"interactions": (interaction("a"), *citing("fees#0", key="b"), interaction("c"))})
+def test_validate_missing_contexts_are_warning() -> None:
+    result = validate_tables({"interactions": (interaction("a"), *make_citing("fees#0", key="b"), interaction("c"))})
     assert result.success
     (warning,) = result.warnings
-    assert (warning.failed_rows, warning.sample) == (2, ("interactions/a", "interactions/c"))
-    assert warning.remark == "contexts: answered without any context"
-    assert result.format_warnings() == ["A104 2 of 3 interactions: contexts: answered without any context"]
-    assert "| contexts | at least 1 | warning | 2 | a, c |" in report_of(result)
+    assert (warning.column, warning.failed_rows) == ("contexts", 2)
+    assert warning.sample == ("interactions/a", "interactions/c")
 
 
-def test_a_chunk_that_is_not_retrievable_any_more_is_only_a_warning() -> None:
-    result = checked({"interactions": citing("fees#7")})
+def test_validate_outdated_chunk_is_warning() -> None:
+    result = validate_tables({"interactions": make_citing("fees#7")})
     assert result.success
     assert [(found.column, found.failed_rows) for found in result.warnings] == [("outdated_contexts", 1)]
 
 
-def test_empty_tables_are_skipped_and_that_is_said() -> None:
+def test_validate_empty_tables_are_skipped() -> None:
     result = validate(ValidatedRows(), ExistingData(KeyIndex()), PARAMS, NOW)
     assert result.success
     assert result.checks == () and result.notes == ()
-    assert result.skipped_tables == ("interactions", "feedback", "reviews", "documents", "chunks")
-    assert "reviews: no rows, the suite was skipped" in report_of(result)
+    assert [note.partition(":")[0] for note in result.all_notes] == [*TABLES]
 
 
-def test_without_documents_contexts_are_not_checked_and_that_is_said() -> None:
-    rows = ValidatedRows(interactions=[make_record(row) for row in citing("x#1")])
+def test_validate_without_documents_skips_contexts() -> None:
+    rows = ValidatedRows(interactions=[make_record(row) for row in make_citing("x#1")])
     result = validate(rows, ExistingData(KeyIndex()), PARAMS, NOW)
     assert result.success
     assert "interactions: without documents their contexts were not checked" in result.notes
 
 
-def test_the_result_is_deterministic_json_and_readable() -> None:
+def test_validation_result_is_deterministic_json() -> None:
     rows: Tables = {
         "interactions": (interaction(answer="a" * 201), interaction("i-2")),
         "feedback": (feedback("gone"),),
     }
-    result = checked(rows)
-    text = json.dumps(result.to_dict())
-    assert text == json.dumps(checked(rows).to_dict())
-    assert json.loads(text)["success"] is False
-    page = report_of(result)
-    assert "## ✗ 2 expectations failed, by 2 rows" in page
-    assert "| answer_chars | at most 200 | **fails** | 1 | i-1 |" in page
-    assert "| interactions/i-1 | answer: 201 characters, 200 allowed (validation.max_text_chars) |" in page
+    text = json.dumps(validate_tables(rows).to_dict())
+    assert text == json.dumps(validate_tables(rows).to_dict())
+    assert json.loads(text)["success"] is False and json.loads(text)["failing"] == 2
 
 
-def test_an_expectation_that_cannot_be_evaluated_is_no_verdict() -> None:
+def test_run_suites_unknown_column_raises() -> None:
     with pytest.raises(RuntimeError, match="could not be evaluated"):
         run_suites({"rows": [{"row": "rows/1"}]}, {"rows": [expect_present("gone")]})
 
 
-def store_of(folder: Path, *batches: Tables) -> DataStore:
-    """A data folder with these rows, a part a batch, written without any look at them."""
+def write_store(folder: Path, *batches: Tables) -> DataStore:
+    """Write a data folder with a part for each batch, without checks."""
     handbook = folder / "documents"
     handbook.mkdir(parents=True)
     (handbook / "fees.md").write_text(markdown(), encoding="utf-8")
@@ -231,62 +196,51 @@ def store_of(folder: Path, *batches: Tables) -> DataStore:
     return DataStore(folder)
 
 
-def test_a_store_is_checked_part_by_part_each_against_all_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_validate_store_checks_parts_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("abstain.data.validation.store_validation.BLOCK_ROWS", 2)
-    sound = store_of(
-        tmp_path / "sound",
-        {"interactions": (*citing("fees#0"), *citing("fees#0", key="i-2"), *citing("fees#0", key="i-3"))},
-        {
-            "interactions": citing("fees#0", key="i-4"),
-            "feedback": (feedback(), feedback("i-4")),
-            "reviews": (review(),),
-        },
+    first = {"interactions": tuple(make_citing("fees#0", key=f"i-{n}")[0] for n in (1, 2, 3))}
+    replies = {"feedback": (feedback(), feedback("i-4")), "reviews": (review(),)}
+    result = validate_store(
+        write_store(tmp_path / "sound", first, {"interactions": make_citing("fees#0", key="i-4"), **replies}),
+        PARAMS,
+        NOW,
     )
-    result = validate_store(sound, PARAMS, NOW)
     assert result.success and result.notes == () and result.warnings == ()
     assert result.rows == {"interactions": 4, "feedback": 2, "reviews": 1, "documents": 1, "chunks": 1}
 
-    broken = store_of(
-        tmp_path / "broken",
-        {"interactions": (*citing("fees#0"), *citing("fees#0", key="i-2"), *citing("fees#0", key="i-3"))},
-        {"interactions": citing("fees#0", key="i-1"), "feedback": (feedback("i-9"), feedback("i-3", days=91))},
-    )
-    result = validate_store(broken, PARAMS, NOW)
-    found = {"/".join(key.split("/")[:2]): list(map(str, why)) for key, why in result.reasons.items()}
-    assert found == {
-        "interactions/i-1": ["interaction_id: occurs more than once"],
-        "feedback/i-9": ["interaction_id: there is no such interaction"],
-        "feedback/i-3": [
-            "given_at: 91 days after the question, 90 allowed (validation.max_feedback_delay_days)",
-            "given_at: 2,635,200 s in the future, 0 allowed (validation.max_clock_skew_seconds)",
-        ],
+    second = {"interactions": make_citing("fees#0", key="i-1"), "feedback": (feedback("i-9"), feedback("i-3", days=91))}
+    result = validate_store(write_store(tmp_path / "broken", first, second), PARAMS, NOW)
+    failing = {
+        "/".join(key.split("/")[:2]): [reason.field for reason in reasons] for key, reasons in result.reasons.items()
+    }
+    assert failing == {
+        "interactions/i-1": ["interaction_id"],
+        "feedback/i-9": ["interaction_id"],
+        "feedback/i-3": ["given_at", "given_at"],
     }
     assert result.n_failed_rows == 3
 
 
-def test_a_part_with_a_broken_line_is_named(tmp_path: Path) -> None:
-    store = store_of(tmp_path, {"interactions": (interaction(),), "feedback": (feedback(),)})
+def test_validate_store_broken_line_names_file(tmp_path: Path) -> None:
+    store = write_store(tmp_path, {"interactions": (interaction(),), "feedback": (feedback(),)})
     with store.list_part_files(Thumb)[0].open("a") as file:
         file.write('{"interaction_id": "i-1"}\n')
     with pytest.raises(AbstainError, match=r"feedback/000001\.jsonl line 2: given_at: Field required"):
         validate_store(store, PARAMS, NOW)
 
 
-def test_thousands_of_failing_rows_are_counted_and_the_first_are_told(tmp_path: Path) -> None:
-    store = store_of(
-        tmp_path,
-        {"interactions": tuple(interaction(f"i-{at}", answer="a" * 201) for at in range(MAX_LISTED_ROWS + 100))},
+def test_validate_store_many_failing_rows_are_counted(tmp_path: Path) -> None:
+    count = MAX_LISTED_ROWS + 100
+    store = write_store(
+        tmp_path, {"interactions": tuple(interaction(f"i-{n}", answer="a" * 201) for n in range(count))}
     )
     result = validate_store(store, PARAMS, NOW)
-    assert (result.n_failed_rows, len(result.reasons), result.unlisted) == (MAX_LISTED_ROWS + 100, MAX_LISTED_ROWS, 100)
+    assert (result.n_failed_rows, len(result.reasons), result.unlisted) == (count, MAX_LISTED_ROWS, 100)
     (check,) = result.errors
-    assert (check.failed_rows, len(check.sample)) == (MAX_LISTED_ROWS + 100, MAX_SAMPLE_ROWS)
-    assert f"and {MAX_LISTED_ROWS + 50:,} more" in report_of(result)
+    assert (check.failed_rows, len(check.sample)) == (count, MAX_SAMPLE_ROWS)
 
 
-def test_ingest_quarantines_what_the_suites_refuse(tmp_path: Path) -> None:
+def test_ingest_quarantines_failing_rows(tmp_path: Path) -> None:
     (tmp_path / "fees.md").write_text(markdown(), encoding="utf-8")
     write_lines(
         tmp_path / "rows.jsonl",
@@ -297,39 +251,26 @@ def test_ingest_quarantines_what_the_suites_refuse(tmp_path: Path) -> None:
     )
     files, data = [str(tmp_path / "fees.md"), str(tmp_path / "rows.jsonl")], tmp_path / "data"
     report = ingest(make_explicit_sources(files), data, PARAMS, NOW)
-    assert (report.read, report.accepted, report.quarantined, report.pending, report.awaiting_documents) == (
-        5,
-        3,
-        1,
-        1,
-        1,
-    )
-    assert report.newly_rejected == 1 and report.quarantine
-    refused = read_rows(data / report.quarantine, QuarantinedRow)
-    assert {found.line: [reason.message_with_code for reason in found.reasons] for found in refused} == {
-        2: ["A104 given_at: before the question was asked (-1 days)"],
-        3: ["A104 contexts: no ingested document holds 'nowhere#1'"],
+    assert (report.read, report.accepted, report.quarantined) == (5, 3, 1)
+    assert (report.pending, report.awaiting_documents, report.newly_rejected) == (1, 1, 1)
+    assert report.quarantine
+    rejected = read_rows(data / report.quarantine, QuarantinedRow)
+    assert {row.line: [(reason.code, reason.field) for reason in row.reasons] for row in rejected} == {
+        2: [("A104", "given_at")],
+        3: [("A104", "contexts")],
     }
     assert "2 of 4 interactions: contexts: answered without any context" in report.to_markdown()
     assert validate_store(DataStore(data), PARAMS, NOW).success
     again = ingest(make_explicit_sources(files), data, PARAMS, NOW)
-    assert (again.accepted, again.duplicate, again.quarantined, again.awaiting_documents, again.newly_rejected) == (
-        0,
-        3,
-        1,
-        1,
-        0,
-    )
+    assert (again.accepted, again.duplicate, again.quarantined) == (0, 3, 1)
+    assert (again.awaiting_documents, again.newly_rejected) == (1, 0)
 
 
-def test_answers_that_cite_unknown_chunks_wait_for_their_document_and_refuse_no_batch(tmp_path: Path) -> None:
+def test_ingest_unknown_chunks_await_documents(tmp_path: Path) -> None:
     (tmp_path / "fees.md").write_text(markdown(), encoding="utf-8")
     (tmp_path / "cards.md").write_text(markdown().replace("doc_id: fees", "doc_id: cards"), encoding="utf-8")
-    rows = [
-        row(f"i-{n}", thumb=thumb(), review=verdict(), contexts=[{"chunk_id": "cards#0", "text": "t"}])
-        for n in range(9)
-    ]
-    write_lines(tmp_path / "rows.jsonl", *rows)
+    own = {"thumb": thumb(), "review": verdict(), "contexts": [{"chunk_id": "cards#0", "text": "t"}]}
+    write_lines(tmp_path / "rows.jsonl", *(row(f"i-{n}", **own) for n in range(9)))
     data = tmp_path / "data"
 
     def take(*names: str) -> IngestReport:
@@ -337,7 +278,6 @@ def test_answers_that_cite_unknown_chunks_wait_for_their_document_and_refuse_no_
 
     waiting = take("fees.md", "rows.jsonl")
     assert (waiting.accepted, waiting.pending, waiting.awaiting_documents, waiting.newly_rejected) == (1, 9, 9, 0)
-    assert "9 answers await the documents" in waiting.to_markdown()
     require_unblocked(data)
     came = take("cards.md")
     assert dict(came.resolved_pending) == {"accepted": 9}
@@ -347,8 +287,13 @@ def test_answers_that_cite_unknown_chunks_wait_for_their_document_and_refuse_no_
     assert take("rows.jsonl").duplicate == 9
 
 
-def test_what_is_found_in_one_batch_is_found_in_the_parts_of_it() -> None:
-    rows = (interaction("a", answer="a" * 201), *citing("fees#0", key="b"), interaction("c"), *citing("x#1", key="d"))
+def test_validate_parts_merge_to_whole() -> None:
+    rows = (
+        interaction("a", answer="a" * 201),
+        *make_citing("fees#0", key="b"),
+        interaction("c"),
+        *make_citing("x#1", key="d"),
+    )
     lines = [make_record(row) for row in rows]
     known = ExistingData(KeyIndex(), {"fees"}, {"fees#0"})
     parts = [
@@ -357,7 +302,7 @@ def test_what_is_found_in_one_batch_is_found_in_the_parts_of_it() -> None:
     assert ValidationResult.merge(parts) == validate(ValidatedRows(interactions=lines), known, PARAMS, NOW)
 
 
-def test_rows_from_before_the_handbook_do_not_stop_the_retrain(tmp_path: Path) -> None:
+def test_validate_store_rows_before_documents_pass(tmp_path: Path) -> None:
     rows = write_lines(tmp_path / "rows.jsonl", row(contexts=[{"chunk_id": "old#1", "text": "t"}]))
     (tmp_path / "fees.md").write_text(markdown(), encoding="utf-8")
     for file in (rows, tmp_path / "fees.md"):

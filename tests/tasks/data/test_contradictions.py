@@ -13,9 +13,9 @@ from abstain.core.codes import Code
 from abstain_tasks.data import contradictions
 from abstain_tasks.runs.events import ALARM
 from abstain_tasks.runs.workspace import Workspace
+from tests.reports.builders import make_contradiction, read_results
 
 Emitted = list[tuple[str, str, dict[str, Any]]]
-NAMES = ("person", "batch", "message")
 
 
 @pytest.fixture
@@ -27,7 +27,10 @@ def emitted(monkeypatch: pytest.MonkeyPatch) -> Emitted:
 
 def alarm(folder: Path, *named: tuple[str, str | None, str]) -> None:
     """Of persons, batches and messages."""
-    card = {"contradicting": {"tested": 5, "named": [dict(zip(NAMES, one, strict=True)) for one in named]}}
+    card = json.loads(read_results())["dataset"]
+    card["contradicting"]["named"] = [
+        make_contradiction(message) | {"person": person, "batch": batch} for person, batch, message in named
+    ]
     file = folder / paths.DATASET_SUMMARY
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(card))

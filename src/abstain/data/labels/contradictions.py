@@ -21,11 +21,12 @@ Notes:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
+from pydantic import Field, PlainSerializer
 from scipy.special import betainc, betaincinv, expit, logit
 
 from abstain.core.text import shorten_name
@@ -39,6 +40,8 @@ MAX_FLAGGED = 20
 _REVIEWS, _DOWN, _UP = 0, 1, 2
 """What a review is compared with: a review, a thumb down or a thumb up."""
 
+_Tenths = Annotated[float, PlainSerializer(lambda value: round(value, 1))]
+
 
 @dataclass(frozen=True)
 class Contradiction:
@@ -51,26 +54,16 @@ class Contradiction:
         contradicted: Number of these that others contradict, averaged over the labels of the others.
         expected: Number that would be contradicted for others in the person's place.
         p_value: P-value of the binomial test.
+        message: Message with these numbers.
     """
 
     person: str
     batch: str | None
     answers: int
-    contradicted: float
-    expected: float
-    p_value: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields, rounded, and the message, for JSON."""
-        numbers = {name: round(getattr(self, name), 1) for name in ("contradicted", "expected")}
-        return {**asdict(self), **numbers, "p_value": float(f"{self.p_value:.2g}"), "message": str(self)}
-
-    def __str__(self) -> str:
-        batch = f" in batch {self.batch}" if self.batch else ""
-        return (
-            f"{self.person}{batch}: {self.contradicted:.0f} of {self.answers:,} answers are judged the other way by "
-            f"others; {self.expected:.0f} would be as usual"
-        )
+    contradicted: _Tenths
+    expected: _Tenths
+    p_value: Annotated[float, PlainSerializer(lambda value: float(f"{value:.2g}"))]
+    message: str
 
 
 @dataclass(frozen=True)
@@ -82,12 +75,8 @@ class Contradictions:
         flagged: The contradictions, most significant first.
     """
 
-    n_tested: int
-    flagged: tuple[Contradiction, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the result for JSON."""
-        return {"tested": self.n_tested, "named": [contradiction.to_dict() for contradiction in self.flagged]}
+    n_tested: Annotated[int, Field(alias="tested")]
+    flagged: Annotated[tuple[Contradiction, ...], Field(alias="named")]
 
 
 def find_contradictions(reviews: pd.DataFrame, thumbs: pd.DataFrame, users: Sequence[str]) -> Contradictions:
@@ -114,7 +103,11 @@ def find_contradictions(reviews: pd.DataFrame, thumbs: pd.DataFrame, users: Sequ
             break
         for unit, answers, contradicted, expected, p_value, _ in tests.loc[flagged_units].itertuples():
             person, batch = units[unit]
-            flagged.append(Contradiction(person, batch, int(answers), contradicted, expected, p_value))
+            message = (
+                f"{person}{f' in batch {batch}' if batch else ''}: {contradicted:.0f} of {answers:,.0f} answers are "
+                f"judged the other way by others; {expected:.0f} would be as usual"
+            )
+            flagged.append(Contradiction(person, batch, int(answers), contradicted, expected, p_value, message))
         pairs = pairs[~pairs["pair"].isin(pairs.loc[pairs["unit"].isin(flagged_units), "pair"])]
     return Contradictions(n_tested, tuple(flagged))
 

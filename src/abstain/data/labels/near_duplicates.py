@@ -46,12 +46,7 @@ _PRONOUN_I = re.compile(r"I(?:['’]\w+)?")
 def mask_names_and_numbers(text: str, product: str | None = None) -> str:
     """Return a text as lower-case words, with each run of names and numbers replaced by one `MASK`.
 
-    Args:
-        text: A question or an answer.
-        product: The product's name, which is masked in any spelling.
-
-    Returns:
-        The masked words, separated by spaces.
+    The name of the `product` is masked in any spelling.
     """
     text = unicodedata.normalize("NFKC", text)
     if product and (pattern := _compile_product_pattern(product)):

@@ -21,9 +21,11 @@ JRSS C 28 (1979).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
+from pydantic import PlainSerializer
 from scipy.special import betaincinv, expit, logit
 
 from abstain.config.params import LabelParams
@@ -31,6 +33,9 @@ from abstain.config.params import LabelParams
 DOWN, UP = 0, 1
 DIGITS = 3
 INTERVAL_LEVEL = 0.95
+
+Rounded = Annotated[float, PlainSerializer(lambda value: round(float(value), DIGITS))]
+"""A number that is rounded in JSON."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +49,10 @@ class Share:
         n_eff: Effective sample size.
     """
 
-    value: float
-    low: float
-    high: float
-    n_eff: float
+    value: Rounded
+    low: Rounded
+    high: Rounded
+    n_eff: Rounded
 
     @classmethod
     def from_votes(cls, is_hit: np.ndarray, weight: np.ndarray, answer: np.ndarray) -> Share:
@@ -114,28 +119,13 @@ class Reliability:
     evidence: np.ndarray
 
     def compute_posterior(self, votes: pd.DataFrame, n_answers: int) -> np.ndarray:
-        """Compute the probability that each answer is correct, given its votes.
-
-        Args:
-            votes: Columns row, user, up.
-            n_answers: Number of answers.
-
-        Returns:
-            (answers,) sigmoid(logit(prior) + sum of the evidence of its votes).
-        """
+        """Compute the probability that each answer is correct: sigmoid(logit(prior) + evidence of its votes)."""
         return np.asarray(
             expit(logit(self.prior) + np.bincount(votes["row"], self.get_vote_evidence(votes), n_answers))
         )
 
     def get_vote_evidence(self, votes: pd.DataFrame) -> np.ndarray:
-        """Return the evidence of each vote.
-
-        Args:
-            votes: Columns row, user, up.
-
-        Returns:
-            (votes,) log-likelihood ratios.
-        """
+        """Return the log-likelihood ratio of each vote (columns row, user, up)."""
         return np.asarray(self.evidence[votes["user"], votes["up"].astype(int)])
 
     def compute_labels(self, votes: pd.DataFrame, n_answers: int, params: LabelParams) -> pd.DataFrame:
@@ -157,14 +147,7 @@ class Reliability:
         return pd.DataFrame({"label": label, "weight": np.round(params.max_thumb_weight * removed_doubt, DIGITS)})
 
     def compute_user_reliability(self, votes: pd.DataFrame) -> np.ndarray:
-        """Compute how often each identified user's thumbs are expected to agree with a reviewer.
-
-        Args:
-            votes: Columns row, user, up.
-
-        Returns:
-            (identified users in `votes`,) expected shares.
-        """
+        """Compute for each identified user in `votes` how often the thumbs are expected to agree with a reviewer."""
         correct = expit(logit(self.prior) + self.evidence)
         agree_probability = np.stack([1 - correct[:, DOWN], correct[:, UP]], axis=1)
         user_votes = votes[votes["user"] > 0]

@@ -9,35 +9,54 @@ Notes:
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
+from pydantic import Field
 from scipy.sparse import csr_array
 
 from abstain.config.params import LabelParams
+from abstain.data.labels.reliability import Rounded
 
 MAX_LISTED = 20
 """Maximum number of entries of a list in a summary."""
 
 
-def summarize_reviewer_agreement(latest_reviews: pd.DataFrame, params: LabelParams) -> dict[str, Any]:
-    """Summarize the agreement between reviewers, for JSON.
+@dataclass(frozen=True)
+class ReviewerPair:
+    """Answers that two reviewers share, and those on which they disagree; Cohen's kappa is None if not defined."""
+
+    reviewers: tuple[str, str]
+    shared: int
+    disagree: int
+    kappa: Rounded | None
+
+
+@dataclass(frozen=True)
+class ReviewerAgreement:
+    """Number of answers with several reviewers, Krippendorff's alpha, and the pairs that disagree most often."""
+
+    answers: Annotated[int, Field(alias="answers with several reviewers")]
+    alpha: Annotated[Rounded | None, Field(alias="krippendorff alpha")]
+    pairs: tuple[ReviewerPair, ...]
+
+
+def summarize_reviewer_agreement(latest_reviews: pd.DataFrame, params: LabelParams) -> ReviewerAgreement:
+    """Summarize the agreement between reviewers.
 
     Args:
         latest_reviews: Columns row, reviewer, label: one review for each reviewer and answer.
         params: `labels` of params.yaml.
 
     Returns:
-        Number of shared answers, alpha, and the pairs of reviewers that disagree most often.
+        The agreement.
     """
     shared = latest_reviews[latest_reviews["row"].duplicated(keep=False)]
     answers = int(shared["row"].nunique())
-    return {
-        "answers with several reviewers": answers,
-        "krippendorff alpha": _compute_alpha(shared) if answers >= params.min_agreement else None,
-        "pairs": _compare_pairs(shared, params.min_agreement)[:MAX_LISTED],
-    }
+    alpha = _compute_alpha(shared) if answers >= params.min_agreement else None
+    return ReviewerAgreement(answers, alpha, tuple(_compare_pairs(shared, params.min_agreement)[:MAX_LISTED]))
 
 
 def _compute_alpha(shared: pd.DataFrame) -> float | None:
@@ -46,10 +65,10 @@ def _compute_alpha(shared: pd.DataFrame) -> float | None:
     from crowdkit.metrics.data import alpha_krippendorff  # some seconds
 
     answers = shared.rename(columns={"row": "task", "reviewer": "worker"})
-    return round(alpha_krippendorff(answers[["task", "worker", "label"]]), 3)
+    return float(alpha_krippendorff(answers[["task", "worker", "label"]]))
 
 
-def _compare_pairs(shared: pd.DataFrame, min_shared: int) -> list[dict[str, Any]]:
+def _compare_pairs(shared: pd.DataFrame, min_shared: int) -> list[ReviewerPair]:
     """Compare every two reviewers that share answers; pairs with most disagreements come first."""
     from sklearn.metrics import cohen_kappa_score
 
@@ -66,12 +85,5 @@ def _compare_pairs(shared: pd.DataFrame, min_shared: int) -> list[dict[str, Any]
         # Not defined where both always give the same label.
         is_kappa_defined = n_shared >= min_shared and cells[[0, 3]].max() < n_shared
         kappa = cohen_kappa_score([0, 0, 1, 1], [0, 1, 0, 1], sample_weight=cells) if is_kappa_defined else None
-        pairs.append(
-            {
-                "reviewers": [str(names[a]), str(names[b])],
-                "shared": n_shared,
-                "disagree": n_disagreements,
-                "kappa": None if kappa is None else round(float(kappa), 3),
-            }
-        )
-    return sorted(pairs, key=lambda pair: (-pair["disagree"], pair["reviewers"]))
+        pairs.append(ReviewerPair((str(names[a]), str(names[b])), n_shared, n_disagreements, kappa))
+    return sorted(pairs, key=lambda pair: (-pair.disagree, pair.reviewers))

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -33,7 +32,7 @@ from abstain.data.labels.answer_labels import (
     select_latest_reviews,
 )
 from abstain.data.labels.contradictions import find_contradictions
-from abstain.data.labels.data_card import build_data_card
+from abstain.data.labels.data_card import DataCard, build_data_card
 from abstain.data.labels.near_duplicate_splits import has_near_duplicate_in_training, split_rows
 from abstain.data.labels.near_duplicates import DUPLICATE_COLUMNS, find_near_duplicates
 from abstain.data.labels.reliability import estimate_reliability, measure_agreement
@@ -61,9 +60,7 @@ DATA_CARD_COLUMNS = (
 )
 
 
-def read_training_table(
-    store: DataStore, labels: LabelParams, split: SplitParams
-) -> tuple[pd.DataFrame, dict[str, Any]]:
+def read_training_table(store: DataStore, labels: LabelParams, split: SplitParams) -> tuple[pd.DataFrame, DataCard]:
     """Build the training table from everything in a store.
 
     Args:
@@ -136,7 +133,7 @@ def _derive_text_columns(store: DataStore, labels: LabelParams) -> pd.DataFrame:
 
 def build_training_table(
     interactions: pd.DataFrame, thumbs: pd.DataFrame, reviews: pd.DataFrame, labels: LabelParams, split: SplitParams
-) -> tuple[pd.DataFrame, dict[str, Any]]:
+) -> tuple[pd.DataFrame, DataCard]:
     """Build the training table and its data card.
 
     Args:
@@ -150,7 +147,7 @@ def build_training_table(
         split: `split` of params.yaml.
 
     Returns:
-        The table, with `COLUMNS`, and the data card for JSON. `correct` is 0 or 1, `source` review or thumb. The
+        The table, with `COLUMNS`, and the data card. `correct` is 0 or 1, `source` review or thumb. The
         resolved review's complete, review_correct, truthful and reviewers (a list, because several may decide) are null
         without one. `inclusion_probability` and `sampled` are as in `assign_labels`. `reviews_disagree`: one review is
         for correct and another for incorrect. `thumbs_disagree`: the thumbs' majority contradicts the reviewers.
@@ -207,7 +204,7 @@ def build_training_table(
         answers.index, fill_value=False
     )
     table = answers.loc[is_labelled, list(COLUMNS)].reset_index(drop=True)
-    check_splits(table["split"], table["correct"] == 1, split.by)
+    check_splits(table, split.by)
     card_answers = answers[list(DATA_CARD_COLUMNS)].assign(
         balance=balance, thumbs=np.bincount(countable_thumbs["row"], minlength=len(ordered))
     )

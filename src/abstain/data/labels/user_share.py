@@ -13,9 +13,13 @@ Notes:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
+from pydantic import Field
+
+from abstain.data.labels.reliability import Rounded
 
 
 @dataclass(frozen=True)
@@ -29,10 +33,10 @@ class LargestUserShare:
         after: Largest share after the limit.
     """
 
-    n_users: int
-    limit: float
-    before: float
-    after: float
+    n_users: Annotated[int, Field(alias="users")]
+    limit: Rounded
+    before: Rounded
+    after: Rounded
 
 
 def cap_user_weights(

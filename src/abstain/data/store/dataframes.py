@@ -56,12 +56,6 @@ class StoreFrames:
 def read_frames(store: DataStore) -> StoreFrames:
     """Read the columns of all rows in a store.
 
-    Args:
-        store: The data folder.
-
-    Returns:
-        The tables.
-
     Raises:
         AbstainError: A row is broken; the message names file and line.
     """

@@ -111,13 +111,7 @@ class DataStore:
         return sorted((self.folder / TABLES[contract]).glob("*.jsonl"))
 
     def iter_rows(self, contract: type[R]) -> Iterator[R]:
-        """Iterate over the rows of a table in order of arrival, with one in memory at a time.
-
-        Args:
-            contract: Class of the table's rows.
-
-        Yields:
-            The rows.
+        """Iterate over the rows of the table of `contract` in order of arrival, with one in memory at a time.
 
         Raises:
             AbstainError: A row breaks its contract; the message names file and line of the first one.
@@ -126,25 +120,11 @@ class DataStore:
             yield from read_rows(part, contract)
 
     def iter_part_rows(self, part: Path, contract: type[R]) -> Iterator[R]:
-        """Iterate over the rows of one part.
-
-        Args:
-            part: One of `list_part_files`.
-            contract: Class of its rows.
-
-        Returns:
-            The rows, as in `iter_rows`.
-        """
+        """Iterate over the rows of `part`, one of `list_part_files(contract)`, as `iter_rows` does."""
         return read_rows(part, contract)
 
     def read_interactions(self, ids: Iterable[str]) -> list[Interaction]:
-        """Read some interactions.
-
-        Args:
-            ids: Interaction ids.
-
-        Returns:
-            The interactions, in the order of `ids`.
+        """Return the interactions with these ids, in this order.
 
         Raises:
             KeyError: An interaction does not exist.
@@ -258,12 +238,7 @@ class StagedBatch:
             part.flush()
 
     def stage_file(self, name: str, content: bytes) -> None:
-        """Set the complete new content of a file of the data folder.
-
-        Args:
-            name: Path relative to the data folder.
-            content: The bytes.
-        """
+        """Set the complete new `content` of the file `name`, a path relative to the data folder."""
         write_atomically(self.folder / name, content)
 
     def stage_deletion(self, path: Path) -> None:

@@ -66,11 +66,7 @@ class KeyIndex:
         return len(self._entries)
 
     def add_file(self, table: str, path: Path) -> None:
-        """Add every line of a file.
-
-        Args:
-            table: Name of its table.
-            path: The file.
+        """Add every line of the file `path` of `table`.
 
         Raises:
             AbstainError: A line is invalid; the message names file and line.
@@ -87,15 +83,7 @@ class KeyIndex:
             self.add(key, file_number, offset, len(text))
 
     def open_file(self, table: str, path: Path) -> int:
-        """Register a file.
-
-        Args:
-            table: Name of its table.
-            path: The file.
-
-        Returns:
-            The number under which its rows are added.
-        """
+        """Register the file `path` of `table`, and return the number under which its rows are added."""
         self._files.append((table, path))
         return len(self._files) - 1
 
@@ -165,15 +153,7 @@ class IndexedWriter:
 
 
 def iter_batches(rows: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Divide rows into lists.
-
-    Args:
-        rows: Any rows.
-        size: Maximum length of a list.
-
-    Yields:
-        The lists.
-    """
+    """Divide rows into lists of at most `size` rows."""
     iterator = iter(rows)
     while block := list(islice(iterator, size)):
         yield block

@@ -20,6 +20,9 @@ StoredRow = Interaction | Thumb | Review
 
 TABLES: dict[type[Row], str] = {Interaction: "interactions", Thumb: "feedback", Review: "reviews"}
 
+_FIELDS = {"interactions": ("asked_at", ""), "feedback": ("given_at", "user"), "reviews": ("reviewed_at", "reviewer")}
+"""Fields with the time and the person of a row, by table."""
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -63,38 +66,18 @@ class RecordKey(NamedTuple):
 
 def make_record(row: StoredRow) -> Record:
     """Return `row` with its line and digests."""
-    text = row.to_json_line().encode()
-    content = _digest(text)
-    interaction_id = row.interaction_id
-    match row:
-        case Interaction():
-            return Record(row, text, make_interaction_identity(interaction_id), content, to_microseconds(row.asked_at))
-        case Thumb():
-            timestamp_us = to_microseconds(row.given_at)
-            return Record(
-                row,
-                text,
-                _make_feedback_identity(b"f", interaction_id, timestamp_us, row.user, content),
-                content,
-                timestamp_us,
-            )
-        case Review():
-            timestamp_us = to_microseconds(row.reviewed_at)
-            return Record(
-                row,
-                text,
-                _make_feedback_identity(b"r", interaction_id, timestamp_us, row.reviewer, content),
-                content,
-                timestamp_us,
-            )
+    line, table = row.to_json_line().encode(), TABLES[type(row)]
+    time_field, person_field = _FIELDS[table]
+    person: str | None = getattr(row, person_field) if person_field else None
+    return Record(row, line, *_make_key(table, line, row.interaction_id, getattr(row, time_field), person))
 
 
-def parse_key(table: str, text: bytes) -> RecordKey:
+def parse_key(table: str, line: bytes) -> RecordKey:
     """Compute the digests of a stored line.
 
     Args:
         table: Name of its table.
-        text: The line, without the line break.
+        line: The line, without the line break.
 
     Returns:
         The digests and the time.
@@ -103,22 +86,10 @@ def parse_key(table: str, text: bytes) -> RecordKey:
         ValueError: The line is invalid.
         KeyError: A field is missing.
     """
-    fields: Mapping[str, Any] = json.loads(text)
-    content = _digest(text)
-    interaction_id = fields["interaction_id"]
-    if table == "interactions":
-        return RecordKey(
-            make_interaction_identity(interaction_id),
-            content,
-            to_microseconds(datetime.fromisoformat(fields["asked_at"])),
-        )
-    time_field, person_field = ("given_at", "user") if table == "feedback" else ("reviewed_at", "reviewer")
-    timestamp_us = to_microseconds(datetime.fromisoformat(fields[time_field]))
-    return RecordKey(
-        _make_feedback_identity(table[:1].encode(), interaction_id, timestamp_us, fields[person_field], content),
-        content,
-        timestamp_us,
-    )
+    fields: Mapping[str, Any] = json.loads(line)
+    time_field, person_field = _FIELDS[table]
+    timestamp = datetime.fromisoformat(fields[time_field])
+    return _make_key(table, line, fields["interaction_id"], timestamp, fields[person_field] if person_field else None)
 
 
 def make_interaction_identity(interaction_id: str) -> bytes:
@@ -136,16 +107,16 @@ def from_microseconds(microseconds: int) -> datetime:
     return _EPOCH + timedelta(microseconds=microseconds)
 
 
-def _make_feedback_identity(
-    kind: bytes, interaction_id: str, timestamp_us: int, person: str | None, content: bytes
-) -> bytes:
-    """Return the identity of a thumb or a review.
-
-    That of an anonymous thumb is its content: two equal ones may come from two people.
-    """
-    if person is None:
-        return _digest(kind + b"\0" + content)
-    return _digest(b"\0".join((kind, interaction_id.encode(), str(timestamp_us).encode(), person.encode())))
+def _make_key(table: str, line: bytes, interaction_id: str, timestamp: datetime, person: str | None) -> RecordKey:
+    """Return the digests of a row. Two people may give equal anonymous thumbs, so their identity is the content."""
+    content, timestamp_us, kind = _digest(line), to_microseconds(timestamp), table[:1].encode()
+    if table == "interactions":
+        identity = make_interaction_identity(interaction_id)
+    elif person is None:
+        identity = _digest(kind + b"\0" + content)
+    else:
+        identity = _digest(b"\0".join((kind, interaction_id.encode(), str(timestamp_us).encode(), person.encode())))
+    return RecordKey(identity, content, timestamp_us)
 
 
 def _digest(content: bytes) -> bytes:

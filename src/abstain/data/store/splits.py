@@ -36,15 +36,7 @@ MIN_SAMPLED = 100
 
 
 def hash_to_unit_interval(seed: int, group: str) -> float:
-    """Hash a group to a number in [0, 1): the top 53 bits of a SHA-256.
-
-    Args:
-        seed: Seed of the split.
-        group: Name of the group.
-
-    Returns:
-        The number, which depends only on seed and group.
-    """
+    """Hash the name of a group to a number in [0, 1), which depends only on it and `seed`: 53 bits of a SHA-256."""
     digest = hashlib.sha256(f"{seed}:{group}".encode()).digest()
     return (int.from_bytes(digest[:8], "big") >> 11) / 2**53
 
@@ -82,36 +74,23 @@ def assign_splits(groups: pd.Series, asked_at: pd.Series, params: SplitParams) -
 
 
 def is_asked_since(asked_at: pd.Series, since: datetime | None) -> np.ndarray:
-    """Mark rows that are not before a date.
-
-    Args:
-        asked_at: Timestamps in UTC.
-        since: The date, such as that on which the hold-out was frozen; None marks no row.
-
-    Returns:
-        (rows,) bool.
-    """
+    """Mark the rows (bool) that are not before `since`, such as the freezing of the hold-out; None marks no row."""
     return np.zeros(len(asked_at), bool) if since is None else (asked_at >= since).to_numpy(bool)
 
 
-def check_splits(splits: Sequence[str] | pd.Series, correct: Sequence[bool] | pd.Series, by: str = "group") -> None:
+def check_splits(table: pd.DataFrame, by: str) -> None:
     """Check that each required split has correct and incorrect answers.
 
     Args:
-        splits: Split of each labelled row.
-        correct: Label of each row.
+        table: Columns split and correct of the labelled rows.
         by: `split.by` of params.yaml, for the remedy.
 
     Raises:
         AbstainError: A split lacks one kind; the message names split and remedy.
-        ValueError: The arguments have different lengths.
     """
-    if len(splits) != len(correct):
-        raise ValueError(f"{len(splits)} splits for {len(correct)} labels")
-    labelled = pd.DataFrame({"split": pd.Series(splits, dtype="str"), "correct": pd.Series(correct, dtype=bool)})
-    counts = labelled.value_counts().to_dict()
+    counts = table[["split", "correct"]].value_counts().to_dict()
     for split in REQUIRED_SPLITS:
-        correct_count, incorrect_count = counts.get((split, True), 0), counts.get((split, False), 0)
+        correct_count, incorrect_count = counts.get((split, 1), 0), counts.get((split, 0), 0)
         if not correct_count + incorrect_count:
             raise AbstainError(
                 Code.TOO_FEW_LABELS, f"no labelled rows in the split '{split}': {_suggest_remedy(split, by)}"
@@ -126,15 +105,7 @@ def check_splits(splits: Sequence[str] | pd.Series, correct: Sequence[bool] | pd
 
 
 def compute_holdout_digest(ids: Sequence[str], labels: Sequence[bool]) -> str:
-    """Compute a SHA-256 (hex) over rows and labels, independent of their order.
-
-    Args:
-        ids: Ids of the hold-out's interactions.
-        labels: Their labels.
-
-    Returns:
-        The digest; equal digests mean the same hold-out.
-    """
+    """Compute a SHA-256 (hex) over the hold-out's interaction ids and labels, independent of their order."""
     pairs = sorted((key, bool(label)) for key, label in zip(ids, labels, strict=True))
     return hashlib.sha256(json.dumps(pairs, ensure_ascii=False).encode()).hexdigest()
 
@@ -180,15 +151,6 @@ def split_by_sampling(rows: pd.DataFrame, sampled_only: bool = True) -> tuple[pd
 
 
 def select_reviewed_holdout(frame: pd.DataFrame, rows: Sequence[Row]) -> list[Row]:
-    """Select the reviewed hold-out rows.
-
-    Args:
-        frame: The training table.
-        rows: One object for each of its rows.
-
-    Returns:
-        The objects of the reviewed hold-out rows.
-    """
-    return [
-        rows[index] for index in np.flatnonzero((frame["split"] == "holdout") & (frame["source"] == "review")).tolist()
-    ]
+    """Select from `rows`, one object for each row of the training table, those of the reviewed hold-out."""
+    is_selected = (frame["split"] == "holdout") & (frame["source"] == "review")
+    return [row for row, selected in zip(rows, is_selected, strict=True) if selected]

@@ -92,45 +92,17 @@ def expect_present(column: str) -> Expectation:
 
 
 def expect_unique(column: str, reason: Reason) -> Expectation:
-    """Expect that no value of a column occurs twice.
-
-    Args:
-        column: Name of the column.
-        reason: Reason for a row that fails.
-
-    Returns:
-        The expectation, an error.
-    """
+    """Expect that no value of a column occurs twice; `reason` is that of a row that fails."""
     return Expectation(column, "ExpectColumnValuesToBeUnique", reason)
 
 
 def expect_in_set(column: str, values: list[Any], reason: Reason, severity: Severity = "error") -> Expectation:
-    """Expect that all values of a column are in a set.
-
-    Args:
-        column: Name of the column.
-        values: Allowed values.
-        reason: Reason for a row that fails.
-        severity: "error" or "warning".
-
-    Returns:
-        The expectation.
-    """
+    """Expect that all values of a column are in `values`; `reason` is that of a row that fails."""
     return Expectation(column, "ExpectColumnValuesToBeInSet", reason, severity, {"value_set": values})
 
 
 def expect_between(column: str, reason: Reason, severity: Severity = "error", **bounds: Any) -> Expectation:
-    """Expect that all values of a column are within bounds.
-
-    Args:
-        column: Name of the column.
-        reason: Reason for a row that fails.
-        severity: "error" or "warning".
-        **bounds: `min_value`, `max_value`, and `strict_min` for an open lower bound.
-
-    Returns:
-        The expectation.
-    """
+    """Expect that all values of a column are within `min_value` and `max_value`; `strict_min` opens the lower bound."""
     return Expectation(column, "ExpectColumnValuesToBeBetween", reason, severity, bounds)
 
 

@@ -12,13 +12,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
 
 from abstain.config.params import QualityParams
 from abstain.core.codes import Code
 from abstain.core.reasons import Reason
 from abstain.data.store.profile import MEASURES, Profile
 from abstain.data.validation.checks import expect_between
+from abstain.data.validation.results import DriftStatistics
 from abstain.data.validation.runner import ValidationResult, run_suites
 
 RARE_CLASS_SHARE = 0.01
@@ -39,13 +40,21 @@ def validate_drift(profiles: Sequence[Profile], params: QualityParams) -> Valida
     if sides is None:
         note = f"drift: not judged before there are two batches of {params.min_drift_rows:,} interactions each"
         return ValidationResult({"drift": 0}, notes=(note,))
+    newest, previous = sides
     shifts = {name: compute_stability_index(*(side.get_counts(name) for side in sides)) for name in MEASURES}
     message = f"{{row}}: {{value}} from the batches before, {params.max_drift:g} allowed (quality.max_drift)"
-    return run_suites(
+    result = run_suites(
         {"drift": [{"row": f"drift/{name}", "shift": shift} for name, shift in shifts.items()]},
         {"drift": (expect_between("shift", Reason(Code.DRIFT, "", message), "warning", max_value=params.max_drift),)},
-        statistics={"drift": _build_chart_data(shifts, *sides, limit=params.max_drift)},
     )
+    statistics = DriftStatistics(
+        limit=params.max_drift,
+        rows={"newest": newest.rows, "previous": previous.rows},
+        shift={name: round(shift, 4) for name, shift in shifts.items()},
+        newest=newest.counts,
+        previous=previous.counts,
+    )
+    return replace(result, drift=statistics)
 
 
 def select_newest_and_previous(profiles: Sequence[Profile], min_rows: int) -> tuple[Profile, Profile] | None:
@@ -98,13 +107,3 @@ def compute_stability_index(newest: Mapping[str, int], previous: Mapping[str, in
     p, q = ([(counts[name, i] + 0.5) / (totals[i] + 0.5 * len(names)) for name in names] for i in (0, 1))
     index = sum((a - b) * math.log(a / b) for a, b in zip(p, q, strict=True))
     return max(index - (len(names) - 1) * sum(1 / total for total in totals), 0.0)
-
-
-def _build_chart_data(shifts: Mapping[str, float], newest: Profile, previous: Profile, limit: float) -> dict[str, Any]:
-    return {
-        "limit": limit,
-        "rows": {"newest": newest.rows, "previous": previous.rows},
-        "shift": {name: round(shift, 4) for name, shift in shifts.items()},
-        "newest": newest.counts,
-        "previous": previous.counts,
-    }

@@ -12,8 +12,8 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -22,7 +22,9 @@ from abstain.config.params import QualityParams
 from abstain.core.codes import Code
 from abstain.core.contracts import Interaction
 from abstain.core.reasons import Reason
+from abstain.data.labels.contradictions import Contradictions
 from abstain.data.validation.checks import Expectation, Severity, expect_between, expect_in_set, format_short_percent
+from abstain.data.validation.results import SplitLabels
 from abstain.data.validation.runner import ValidationResult, run_suites
 
 SIDES = {"train": "train", "validation": "validation", "holdout": "the hold-out", "newest": "the hold-out"}
@@ -60,7 +62,7 @@ def compute_text_digests(rows: Iterable[Interaction]) -> pd.Series:
 
 
 def validate_training(
-    table: pd.DataFrame, digests: pd.Series, left_out: int, contradictions: Mapping[str, Any], params: QualityParams
+    table: pd.DataFrame, digests: pd.Series, left_out: int, contradictions: Contradictions, params: QualityParams
 ) -> ValidationResult:
     """Check the quality of a training table.
 
@@ -69,7 +71,7 @@ def validate_training(
             reviews_disagree, thumbs_disagree and duplicate_in_training are used.
         digests: `compute_text_digests` of its interactions, or of more.
         left_out: Number of near-duplicates of hold-out answers that are not in the table.
-        contradictions: Persons who contradict others, as on the data card (`Contradictions.to_dict`).
+        contradictions: Persons who contradict others.
         params: `quality` of params.yaml.
 
     Returns:
@@ -79,9 +81,10 @@ def validate_training(
     labels = _build_label_rows(used_rows, digests)
     splits = _build_split_rows(used_rows, labels)
     tables = {"labels": labels, "splits": splits, "people": _build_person_rows(contradictions)}
-    statistics = {"splits": _build_chart_data(splits)}
     notes = (f"{left_out:,} near-duplicates of hold-out answers are left out of training",) if left_out else ()
-    return run_suites(tables, _build_suites(params), notes=notes, statistics=statistics)
+    result = run_suites(tables, _build_suites(params), notes=notes)
+    counts = splits[["split", "answers", "correct", "reviewed"]].itertuples(index=False)
+    return replace(result, splits=tuple(SplitLabels(*row) for row in counts))
 
 
 def _build_label_rows(used: pd.DataFrame, digests: pd.Series) -> pd.DataFrame:
@@ -109,34 +112,28 @@ def _build_split_rows(used: pd.DataFrame, labels: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for name, is_in_part in parts:
         part, reviewed = used[is_in_part], used[is_in_part & (used["source"] == "review")]
-        is_large_enough = len(part) >= MIN_CHECKED_ANSWERS
         rows.append(
             {
                 "row": f"splits/{name}",
+                "split": name,
                 "answers": len(part),
                 "correct": int(part["correct"].sum()),
                 "reviewed": len(reviewed),
-                "correct_share": _compute_share(part["correct"], is_large_enough),
-                "reviewed_share": _compute_share(part["source"] == "review", is_large_enough and name == "holdout"),
-                "leaked_share": _compute_share(labels["leaked"][is_in_part], is_large_enough and name == "holdout"),
-                "near_duplicate_share": _compute_share(
-                    reviewed["duplicate_in_training"], len(reviewed) >= MIN_CHECKED_ANSWERS and name == "holdout"
-                ),
-                "reviews_disagree_share": _compute_share(
-                    reviewed["reviews_disagree"], len(reviewed) >= MIN_CHECKED_ANSWERS and name == "all"
-                ),
-                "thumbs_disagree_share": _compute_share(
-                    reviewed["thumbs_disagree"], len(reviewed) >= MIN_CHECKED_ANSWERS and name == "all"
-                ),
+                "correct_share": _compute_share(part["correct"]),
+                "reviewed_share": _compute_share(part["source"] == "review", name == "holdout"),
+                "leaked_share": _compute_share(labels["leaked"][is_in_part], name == "holdout"),
+                "near_duplicate_share": _compute_share(reviewed["duplicate_in_training"], name == "holdout"),
+                "reviews_disagree_share": _compute_share(reviewed["reviews_disagree"], name == "all"),
+                "thumbs_disagree_share": _compute_share(reviewed["thumbs_disagree"], name == "all"),
             }
         )
     return pd.DataFrame(rows)
 
 
-def _build_person_rows(contradictions: Mapping[str, Any]) -> pd.DataFrame:
+def _build_person_rows(contradictions: Contradictions) -> pd.DataFrame:
     """Return a row for each tested user, reviewer or reviewer's batch, with the message of the contradiction or ""."""
-    messages = [person["message"] for person in contradictions["named"]]
-    messages += [""] * (contradictions["tested"] - len(messages))
+    messages = [contradiction.message for contradiction in contradictions.flagged]
+    messages += [""] * (contradictions.n_tested - len(messages))
     return pd.DataFrame(
         {"row": [f"people/{i}" for i in range(len(messages))], "contradicts": pd.Series(messages, dtype="str")}
     )
@@ -205,12 +202,5 @@ def _build_suites(params: QualityParams) -> dict[str, tuple[Expectation, ...]]:
     }
 
 
-def _compute_share(flags: pd.Series, is_checked: bool) -> float:
-    return float(flags.mean()) if is_checked else np.nan
-
-
-def _build_chart_data(splits: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return counts by split, for charts."""
-    names = splits["row"].str.partition("/")[2]
-    counts = zip(names, splits["answers"], splits["correct"], splits["reviewed"], strict=True)
-    return [{"split": name, "answers": int(a), "correct": int(b), "reviewed": int(c)} for name, a, b, c in counts]
+def _compute_share(flags: pd.Series, is_checked: bool = True) -> float:
+    return float(flags.mean()) if is_checked and len(flags) >= MIN_CHECKED_ANSWERS else np.nan

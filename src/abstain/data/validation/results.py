@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from itertools import islice
+from typing import Annotated, Any
+
+from pydantic import AliasPath, BeforeValidator, Field, TypeAdapter
 
 from abstain.core.codes import Code
-from abstain.core.reasons import Reasons
+from abstain.core.reasons import Reason, Reasons
 from abstain.data.validation.checks import TABLES, Severity
 
 MAX_SAMPLE_ROWS = 5
@@ -25,6 +28,8 @@ MAX_REPORTED_ROWS = 50
 
 UNITS = {"drift": "measures", "splits": "splits", "labels": "labelled answers", "people": "users and reviewers"}
 """Names for the rows of tables other than those of data/."""
+
+_ReadReasons = BeforeValidator(lambda texts: tuple(Reason(Code.FAILED_CHECK, "", text) for text in texts))
 
 
 @dataclass(frozen=True)
@@ -57,9 +62,34 @@ class CheckResult:
     remark: str
     code: Code
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the outcome for JSON."""
-        return asdict(self)
+
+@dataclass(frozen=True)
+class DriftStatistics:
+    """Data of the charts of drift: of the `newest` batches, and of those before.
+
+    Attributes:
+        limit: Largest shift without a warning.
+        rows: "newest" and "previous" -> number of interactions.
+        shift: Measure -> its population stability index.
+        newest: Measure -> class -> number of interactions.
+        previous: The same, of the batches before.
+    """
+
+    limit: float
+    rows: Mapping[str, int]
+    shift: Mapping[str, float]
+    newest: Mapping[str, Mapping[str, int]]
+    previous: Mapping[str, Mapping[str, int]]
+
+
+@dataclass(frozen=True)
+class SplitLabels:
+    """Number of labelled answers of a split, of correct ones, and of those with a review."""
+
+    split: str
+    answers: int
+    correct: int
+    reviewed: int
 
 
 @dataclass(frozen=True)
@@ -69,26 +99,48 @@ class ValidationResult:
     Attributes:
         rows: Table -> number of rows.
         checks: Outcomes of the expectations.
-        reasons: Key of a failing row -> reasons; warnings fail no row.
+        reasons: Key of a failing row -> reasons, of which a file has only the texts; warnings fail no row.
         notes: Remarks on checks that were skipped.
-        statistics: Data of the charts.
+        drift: Data of the charts of drift; None if it was not judged.
+        splits: Labels of each split of the training table.
         unlisted: Number of failing rows whose reasons were not kept.
+        as_of: Time as of which all accepted rows were checked; empty for other rows.
     """
 
     rows: Mapping[str, int]
-    checks: tuple[CheckResult, ...] = ()
-    reasons: Mapping[str, Reasons] = field(default_factory=dict)
+    checks: Annotated[tuple[CheckResult, ...], Field(alias="expectations")] = ()
+    reasons: Mapping[str, Annotated[Reasons, _ReadReasons]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    statistics: Mapping[str, Any] = field(default_factory=dict)
+    drift: Annotated[DriftStatistics | None, Field(validation_alias=AliasPath("statistics", "drift"))] = None
+    splits: Annotated[tuple[SplitLabels, ...], Field(validation_alias=AliasPath("statistics", "splits"))] = ()
     unlisted: int = 0
+    as_of: str = ""
 
     @classmethod
     def merge(cls, results: Iterable[ValidationResult]) -> ValidationResult:
         """Merge results of rows that were checked one part after another."""
-        merged = cls(rows={})
-        for result in results:
-            merged = merged._merge_result(result)
-        return merged
+        results = list(results)
+        checks: dict[tuple[str, ...], CheckResult] = {}
+        for check in (check for result in results for check in result.checks):
+            identity = (check.suite, check.column, check.expectation, check.severity, check.remark)
+            checks[identity] = _merge_checks(checks[identity], check) if identity in checks else check
+        reasons = {key: row_reasons for result in results for key, row_reasons in result.reasons.items()}
+        return cls(
+            rows={name: sum(each.rows.get(name, 0) for each in results) for result in results for name in result.rows},
+            checks=tuple(checks.values()),
+            reasons=dict(islice(reasons.items(), MAX_LISTED_ROWS)),
+            notes=tuple(dict.fromkeys(note for result in results for note in result.notes)),
+            drift=next((result.drift for result in results if result.drift), None),
+            splits=next((result.splits for result in results if result.splits), ()),
+            unlisted=sum(result.unlisted for result in results) + max(len(reasons) - MAX_LISTED_ROWS, 0),
+            as_of=max((result.as_of for result in results), default=""),
+        )
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> ValidationResult:
+        """Check the parsed content of validation.json or quality.json."""
+        result = TypeAdapter(cls).validate_python(content)
+        return replace(result, unlisted=content["failing"] - len(result.reasons))
 
     @property
     def success(self) -> bool:
@@ -111,9 +163,10 @@ class ValidationResult:
         return len(self.reasons) + self.unlisted
 
     @property
-    def skipped_tables(self) -> tuple[str, ...]:
-        """Tables without rows, which are not checked."""
-        return tuple(name for name, count in self.rows.items() if not count)
+    def all_notes(self) -> tuple[str, ...]:
+        """The tables without rows, which are not checked, and the notes."""
+        skipped = (f"{name}: no rows, the suite was skipped" for name, count in self.rows.items() if not count)
+        return tuple(dict.fromkeys((*skipped, *self.notes)))
 
     def format_warnings(self) -> list[str]:
         """Return the warnings with their codes, one line each; for tables of data/ only the number of failing rows."""
@@ -133,45 +186,23 @@ class ValidationResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result for JSON: the same rows give the same dictionary, in the same order."""
-        skipped = [f"{name}: no rows, the suite was skipped" for name in self.skipped_tables]
+        drift = {"drift": asdict(self.drift)} if self.drift else {}
+        splits = {"splits": [asdict(split) for split in self.splits]} if self.splits else {}
         return {
             "success": self.success,
             "rows": dict(self.rows),
-            "notes": [*skipped, *self.notes],
+            "notes": list(self.all_notes),
             "warnings": self.format_warnings(),
-            "expectations": [check.to_dict() for check in self.checks],
+            "expectations": [asdict(check) for check in self.checks],
             "failing": self.n_failed_rows,
             "reasons": {key: list(map(str, self.reasons[key])) for key in sorted(self.reasons)},
-            "statistics": dict(self.statistics),
+            "statistics": drift | splits,
+            **({"as_of": self.as_of} if self.as_of else {}),
         }
-
-    def _merge_result(self, result: ValidationResult) -> ValidationResult:
-        reasons = {**self.reasons, **result.reasons}
-        listed_reasons = dict(list(reasons.items())[:MAX_LISTED_ROWS])
-        checks = {_get_identity(check): check for check in self.checks}
-        for check in result.checks:
-            earlier = checks.get(_get_identity(check))
-            checks[_get_identity(check)] = check if earlier is None else _merge_checks(earlier, check)
-        return ValidationResult(
-            rows={name: self.rows.get(name, 0) + result.rows.get(name, 0) for name in {**self.rows, **result.rows}},
-            checks=tuple(checks.values()),
-            reasons=listed_reasons,
-            notes=tuple(dict.fromkeys((*self.notes, *result.notes))),
-            statistics={**self.statistics, **result.statistics},
-            unlisted=self.unlisted + result.unlisted + len(reasons) - len(listed_reasons),
-        )
 
 
 def describe_condition(expectation: str, arguments: Mapping[str, Any]) -> str:
-    """Describe the condition on a column in a few words.
-
-    Args:
-        expectation: Name of the class in Great Expectations.
-        arguments: Its arguments.
-
-    Returns:
-        The description, such as "at least 1, at most 1,000".
-    """
+    """Describe the condition that an expectation puts on a column, such as "at least 1, at most 1,000"."""
     if expectation == "ExpectColumnValuesToBeBetween":
         low, high = arguments.get("min_value"), arguments.get("max_value")
         lower = "" if low is None else f"{'above' if arguments.get('strict_min') else 'at least'} {_format_number(low)}"
@@ -180,10 +211,6 @@ def describe_condition(expectation: str, arguments: Mapping[str, Any]) -> str:
     if expectation == "ExpectColumnValuesToBeInSet":
         return " or ".join(str(value) or "empty" for value in arguments["value_set"])
     return {"ExpectColumnValuesToNotBeNull": "present", "ExpectColumnValuesToBeUnique": "unique"}[expectation]
-
-
-def _get_identity(check: CheckResult) -> tuple[str, ...]:
-    return check.suite, check.column, check.expectation, check.severity, check.remark
 
 
 def _merge_checks(first: CheckResult, second: CheckResult) -> CheckResult:

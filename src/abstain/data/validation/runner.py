@@ -66,11 +66,8 @@ def validate(
         RuntimeError: An expectation could not be evaluated: that is a bug, not bad data.
     """
     has_documents = bool(existing.doc_ids)
-    notes = (
-        ()
-        if has_documents or not rows.interactions
-        else ("interactions: without documents their contexts were not checked",)
-    )
+    is_unchecked = rows.interactions and not has_documents
+    notes = ("interactions: without documents their contexts were not checked",) if is_unchecked else ()
     suites = build_suites(params, with_documents=has_documents, unknown_contexts=unknown_contexts)
     return run_suites(build_tables(rows, existing, now), suites, notes=notes)
 
@@ -80,7 +77,6 @@ def run_suites(
     suites: Mapping[str, Sequence[Expectation]],
     *,
     notes: Sequence[str] = (),
-    statistics: Mapping[str, Any] | None = None,
 ) -> ValidationResult:
     """Check each table against the suite of its name; empty tables are skipped.
 
@@ -88,7 +84,6 @@ def run_suites(
         tables: Name -> table with a column `row` of unique keys.
         suites: Name -> expectations.
         notes: Notes of the result.
-        statistics: Data of the charts.
 
     Returns:
         The result.
@@ -128,7 +123,6 @@ def run_suites(
         checks=tuple(checks),
         reasons={row: tuple(dict.fromkeys(row_reasons)) for row, row_reasons in reasons.items()},
         notes=tuple(notes),
-        statistics=statistics or {},
     )
 
 

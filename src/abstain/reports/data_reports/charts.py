@@ -5,10 +5,10 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from abstain.core.formatting import format_percent
 from abstain.data.store.profile import LENGTHS, MEASURES
+from abstain.data.validation.results import DriftStatistics
 from abstain.reports.theme import LIGHT, add_dark_theme
 
 LANGUAGES_SHOWN = 6
@@ -19,20 +19,12 @@ HEIGHT, STEP, LEAST_WIDTH = 70, 26, 260
 """Sizes in the units of the drawing: height of the highest bar, width of a class with both bars, least total width."""
 
 
-def describe_drift(drift: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
-    """Describe the plots of `drift_images` in words.
-
-    Args:
-        drift: The statistics `drift` of a validation result.
-
-    Returns:
-        Name, title, content and unit of the plot of each measure.
-    """
+def describe_drift(drift: DriftStatistics) -> list[tuple[str, str, str, str]]:
+    """Describe the plots of `drift_images` in words: name, title, content and unit of each."""
     return [
         (
             _make_plot_name(measure),
-            f"{measure}: shift {drift['shift'][measure]:.2f}"
-            + (": large" if drift["shift"][measure] > drift["limit"] else ""),
+            f"{measure}: shift {drift.shift[measure]:.2f}{': large' if drift.shift[measure] > drift.limit else ''}",
             f"{measure}: {'; '.join(_describe_classes(drift, measure)) or 'no answers'}.",
             "Characters, from." if measure in LENGTHS else "ISO 639; und: of no certain language.",
         )
@@ -40,34 +32,19 @@ def describe_drift(drift: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def drift_images(drift: Mapping[str, Any]) -> dict[str, bytes]:
-    """Draw the drift of the newest batch, a plot for each measure.
-
-    Args:
-        drift: The statistics `drift` of a validation result.
-
-    Returns:
-        Name of the plot -> SVG.
-    """
+def drift_images(drift: DriftStatistics) -> dict[str, bytes]:
+    """Draw the drift of the newest batch: name of the plot of each measure -> SVG."""
     return {_make_plot_name(measure): _draw_histogram(histogram(drift, measure)) for measure in MEASURES}
 
 
-def histogram(drift: Mapping[str, Any], measure: str) -> dict[str, tuple[float, float]]:
-    """Compute the histogram of a measure.
-
-    Args:
-        drift: The statistics `drift` of a validation result.
-        measure: Name of the measure.
-
-    Returns:
-        Class -> its share in the newest batch, and in those before.
-    """
-    newest, previous = (_compute_shares(drift[side].get(measure, {})) for side in ("newest", "previous"))
+def histogram(drift: DriftStatistics, measure: str) -> dict[str, tuple[float, float]]:
+    """Compute the histogram of a measure: class -> its share in the newest batch, and in those before."""
+    newest, previous = (_compute_shares(side.get(measure, {})) for side in (drift.newest, drift.previous))
     classes = _list_length_classes(newest, previous) if measure in LENGTHS else _list_languages(newest, previous)
     return {name: (newest.get(name, 0.0), previous.get(name, 0.0)) for name in classes}
 
 
-def _describe_classes(drift: Mapping[str, Any], measure: str) -> list[str]:
+def _describe_classes(drift: DriftStatistics, measure: str) -> list[str]:
     return [
         f"{name}: {format_percent(new)}, before {format_percent(old)}"
         for name, (new, old) in histogram(drift, measure).items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from abstain.core.markdown import MarkdownText
+from abstain.data.validation.results import ValidationResult
 from abstain.ingest.quarantine import QuarantinedRow
 from abstain.ingest.report import IngestReport
 from abstain.reports.data_reports.pages import render_data_report
@@ -24,11 +25,10 @@ def ingest_report(
     Returns:
         The report as Markdown, and as an HTML page.
     """
-    results = [report.validation.to_dict()] if report.validation else []
     summary = report.summarize("accepted" if rejection is None else "valid, not accepted")
     return render_data_report(
         "data/ingest",
-        results,
+        report.validation or ValidationResult({}),
         about=about,
         report=report,
         rejection=rejection,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -13,13 +14,16 @@ from abstain.reports.evaluation.plot_texts import describe_plots
 from abstain.reports.evaluation.verdict import make_verdict
 from abstain.reports.templating import rank_best_first, render_template
 
+if TYPE_CHECKING:
+    from abstain.data.labels.data_card import DataCard  # imports scipy
 
-def render_evaluation(result: EvaluationResult, dataset: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]) -> str:
+
+def render_evaluation(result: EvaluationResult, dataset: DataCard, tables: Mapping[str, pd.DataFrame]) -> str:
     """Render the report of one candidate.
 
     Args:
         result: Evaluation of the candidate.
-        dataset: Parsed file dataset.json, the data card.
+        dataset: The data card.
         tables: The tables of `plots.plot_tables`.
 
     Returns:
@@ -32,6 +36,7 @@ def render_evaluation(result: EvaluationResult, dataset: Mapping[str, Any], tabl
         verdict=make_verdict(result),
         alt=describe_plots(result, tables),
         dataset=dataset,
+        label_counts=asdict(dataset.labels),
         thresholds=tables["threshold"].to_dict("records"),
         has_rouge=bool(tables["threshold"]["rouge_shown"].notna().any()),
         holdout=metrics.holdout,

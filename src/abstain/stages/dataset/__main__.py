@@ -1,10 +1,6 @@
 """DVC stage `dataset`: the training table, one label and split per answer, validated before it is used."""
 
-from typing import Any
-
-import pandas as pd
-
-from abstain.config.params import Params, QualityParams
+from abstain.config.params import Params
 from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.contracts import Interaction
@@ -21,31 +17,19 @@ def stage(params: Params) -> None:
 
     Args:
         params: All parameters.
-    """
-    store = DataStore(paths.DATA).require_interactions()
-    frame, summary = read_training_table(store, params.labels, params.split)
-    require_quality(frame, summary, store, params.quality)
-    write_atomically(paths.DATASET, frame.to_parquet(index=False))
-    artifacts.write_json(paths.DATASET_SUMMARY, summary)
-
-
-def require_quality(frame: pd.DataFrame, summary: dict[str, Any], store: DataStore, params: QualityParams) -> None:
-    """Validate the training table, and write the results.
-
-    Args:
-        frame: The training table.
-        summary: Its data card.
-        store: The data store.
-        params: Limits of the validation.
 
     Raises:
         AbstainError: A check fails.
     """
+    store = DataStore(paths.DATA).require_interactions()
+    frame, card = read_training_table(store, params.labels, params.split)
     digests = compute_text_digests(store.iter_rows(Interaction))
-    result = validate_training(frame, digests, summary["near_duplicates"]["left_out"], summary["contradicting"], params)
+    result = validate_training(frame, digests, card.near_duplicates.left_out, card.contradicting, params.quality)
     artifacts.write_json(paths.QUALITY, result.to_dict())
     if not result.success:
         raise AbstainError(Code.LOW_QUALITY, f"the training table fails validation, {result.describe_first_failure()}")
+    write_atomically(paths.DATASET, frame.to_parquet(index=False))
+    artifacts.write_json(paths.DATASET_SUMMARY, card.to_dict())
 
 
 if __name__ == "__main__":

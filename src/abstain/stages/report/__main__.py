@@ -4,6 +4,8 @@ import pandas as pd
 
 from abstain.config.params import Params
 from abstain.core import paths
+from abstain.data.labels.data_card import DataCard
+from abstain.data.validation.results import ValidationResult
 from abstain.learning.evaluation.evaluation_result import EvaluationResult
 from abstain.reports.data_reports.validation import validation_report
 from abstain.reports.evaluation import render_evaluation
@@ -17,10 +19,11 @@ def stage(params: Params) -> None:
     result = EvaluationResult.from_files(artifacts.read_json(paths.METRICS), artifacts.read_json(paths.EVALUATION))
     curves = {name: pd.read_csv(paths.PLOTS / f"{name}.csv") for name in CURVES}
     tables = plot_tables(curves, result)
-    markdown = render_evaluation(result, artifacts.read_json(paths.DATASET_SUMMARY), tables)
+    markdown = render_evaluation(result, DataCard.from_dict(artifacts.read_json(paths.DATASET_SUMMARY)), tables)
     images = {name: render_plot(name, tables[name]) for name in PLOTS}
-    rows, table = artifacts.read_json(paths.VALIDATION), artifacts.read_json(paths.QUALITY)
-    _, page = validation_report([rows, table], f"data as of {rows['as_of']}")
+    files = (paths.VALIDATION, paths.QUALITY)
+    validation = ValidationResult.merge(ValidationResult.from_dict(artifacts.read_json(file)) for file in files)
+    _, page = validation_report(validation, f"data as of {validation.as_of}")
     artifacts.write_text(paths.VALIDATION_PAGE, page)
     with artifacts.atomic_folder(paths.REPORT) as folder:
         for name, svg in images.items():

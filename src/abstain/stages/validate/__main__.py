@@ -1,5 +1,7 @@
 """DVC stage `validate`: all accepted rows, against the Great Expectations suites, as of the newest batch."""
 
+from dataclasses import replace
+
 from abstain.config.params import Params
 from abstain.core import paths
 from abstain.core.codes import Code
@@ -25,9 +27,10 @@ def stage(params: Params) -> None:
         )
     as_of = max(batch.arrived_at for batch in batches)
     drift = validate_drift([batch.profile for batch in batches], params.quality)
-    result = ValidationResult.merge([validate_store(store, params.validation, as_of), drift])
+    rows = replace(validate_store(store, params.validation, as_of), as_of=as_of.isoformat())
+    result = ValidationResult.merge([rows, drift])
     # Written even if it fails: the page about a failed run is made from it.
-    artifacts.write_json(paths.VALIDATION, {**result.to_dict(), "as_of": as_of.isoformat()})
+    artifacts.write_json(paths.VALIDATION, result.to_dict())
     if not result.success:
         raise AbstainError(
             Code.FAILED_CHECK,
