@@ -22,10 +22,11 @@ from abstain.data.decision_log.queries import PairedDecision, list_paired_decisi
 from abstain.data.store.dataframes import read_frames
 from abstain.data.store.dataset import DataStore
 from abstain.release.paired_reviews import hash_reviews, join_paired_reviews, make_evaluation_set, read_thresholds
+from abstain.release.promotion_record import RecordedHoldout, RecordedMetrics, ShadowRecord
 from abstain.release.registry import RegistryEvent, load_registry
 from abstain.release.shadow import Shadow, compare_shadow, parse_shadow, require_enough_reviews
 from abstain_tasks.release.bundles import build_shadow
-from abstain_tasks.release.promotion_records import Record, read_comparison_budget, read_verified_records, write_record
+from abstain_tasks.release.promotion_records import read_comparison_budget, read_verified_records, write_record
 from abstain_tasks.runs.git_commit import commit, push
 from abstain_tasks.runs.shell import git, succeeds
 from abstain_tasks.runs.workspace import Workspace
@@ -140,7 +141,7 @@ class ShadowReview:
         is_repeat: Whether the record existed before, because nothing was reviewed since.
     """
 
-    record: Record
+    record: ShadowRecord
     is_repeat: bool
 
 
@@ -168,34 +169,42 @@ def review_shadow(workspace: Workspace) -> ShadowReview:
         list_shadow_pairs(shadow), read_frames(DataStore(workspace.path / paths.DATA)), params.labels
     )
     records, digest = read_verified_records(workspace, registry), hash_reviews(rows)
-    same = {"shadow": shadow.version, "champion": production, "reviews_sha256": digest}
-    for record in records:
-        if all(record.get(key) == value for key, value in same.items()):
-            return ShadowReview(record, is_repeat=True)
+    for earlier in records:
+        if isinstance(earlier, ShadowRecord) and (earlier.shadow, earlier.champion, earlier.reviews_sha256) == (
+            shadow.version,
+            production,
+            digest,
+        ):
+            return ShadowReview(earlier, is_repeat=True)
     evaluation = make_evaluation_set(rows, production)
     require_enough_reviews(evaluation, params.evaluation.min_n_eff)
     budget = read_comparison_budget(records, event.holdout_sha256, accepting=False)
     comparison = compare_shadow(evaluation, production, read_thresholds(rows, production), params.promotion, budget)
     spent_budget = budget.spend(params.promotion)
     assert spent_budget is not None  # `compare_shadow` has taken it
-    record = {
-        **comparison.to_dict(),
-        **same,
-        "approved": False,
-        "version": None,
-        "metrics": {"holdout": {"digest": event.holdout_sha256}},
-        "limits": params.promotion.model_dump(mode="json") | params.evaluation.model_dump(mode="json"),
-        "erasure": None,
-        "candidate_sha256": shadow.candidate_sha256,
-        "inputs_sha256": None,
-        "rows": len(rows),
-        "documents": int(rows["group"].nunique()),
-        "comparison": spent_budget.used,
-        "alpha_spent": spent_budget.alpha_spent,
-        "decided_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": workspace.git("rev-parse", "HEAD").strip(),
-        "new_holdout_reason": None,
-    }
+    record = ShadowRecord(
+        shadow=shadow.version,
+        champion=production,
+        reviews_sha256=digest,
+        outcome=comparison.outcome,
+        checks=(comparison.check,),
+        champion_comparison=comparison.metrics,
+        shown_counts=comparison.shown_counts,
+        approved=False,
+        version=None,
+        metrics=RecordedMetrics(holdout=RecordedHoldout(digest=event.holdout_sha256)),
+        limits=params.promotion.model_dump(mode="json") | params.evaluation.model_dump(mode="json"),
+        erasure=None,
+        candidate_sha256=shadow.candidate_sha256,
+        inputs_sha256=None,
+        rows=len(rows),
+        documents=int(rows["group"].nunique()),
+        comparison=spent_budget.used,
+        alpha_spent=spent_budget.alpha_spent,
+        decided_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        commit=workspace.git("rev-parse", "HEAD").strip(),
+        new_holdout_reason=None,
+    )
     write_record(workspace.path / paths.APPROVALS / f"{shadow.version}-{digest[:8]}.json", record)
     message = f"Compare {shadow.version} with {production} by reviews: {comparison.outcome}"
     commit(workspace, f"{message}\n\n{comparison.check.message}", paths.APPROVALS)

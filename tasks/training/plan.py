@@ -6,8 +6,8 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
 
 import yaml
 
@@ -107,7 +107,8 @@ def make_plan(workspace: Workspace) -> RetrainPlan:
     except AbstainError as error:
         blocked = error.message_with_code
     earlier = find_stages_with_other_requirements(workspace)
-    recorded = _read_stages(workspace.path / LOCK)
+    lock = workspace.path / LOCK
+    recorded = _parse_stages(lock.read_text()) if lock.is_file() else {}
     stages = {
         name: _make_stage_plan(name, reasons, name in recorded, workspace, cost) for name, reasons in stale.items()
     }
@@ -223,19 +224,13 @@ def find_stages_with_other_requirements(workspace: Workspace) -> set[str]:
     )
     if other_revision is None:
         return set()
-    other_entries, entries = (_read_entries(workspace, revision) for revision in (other_revision, "HEAD"))
+    other_entries, entries = (
+        _parse_stages(workspace.git("show", f"{revision}:{LOCK}")) for revision in (other_revision, "HEAD")
+    )
     return {name for name, entry in entries.items() if other_entries.get(name) == entry}
 
 
-def _read_entries(workspace: Workspace, revision: str) -> dict[str, Any]:
-    return _parse_stages(workspace.git("show", f"{revision}:{LOCK}"))
-
-
-def _read_stages(lock: Path) -> dict[str, Any]:
-    return _parse_stages(lock.read_text()) if lock.is_file() else {}
-
-
-def _parse_stages(text: str) -> dict[str, Any]:
+def _parse_stages(text: str) -> dict[str, object]:
     safe = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     return dict(yaml.load(text, Loader=safe).get("stages", {}))  # noqa: S506 (both are)
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from abstain.learning.evaluation.evaluation_result import HoldoutMetrics
 from abstain_cli.guarantee_summary import summarize_holdout
+from tests.reports.builders import make_holdout_metrics
 
 
-def holdout(metric: str = "precision", value: float = 0.8, **at: Any) -> dict[str, Any]:
+def holdout(metric: str = "precision", value: float = 0.8, **at: Any) -> HoldoutMetrics:
     figures = {"precision": 0.85, "coverage": 0.4, "shown": 60, "shown_n_eff": 57.3}
     figures |= {"precision_low": 0.77, "precision_high": 0.92, "error_rate_low": 0.03, "error_rate_high": 0.1}
-    return {
-        "rows": 150,
-        "effective_sample_size": 140.0,
-        "target": {"metric": metric, "value": value, "min_n_eff": 20},
-        "at_threshold": figures | at,
-    }
+    target = {"metric": metric, "value": value, "min_n_eff": 20}
+    return make_holdout_metrics(figures | at, rows=150, target=target)
 
 
 def test_verdict_kept_names_interval_and_shown_answers() -> None:

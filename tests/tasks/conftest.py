@@ -35,6 +35,7 @@ from tests.conftest import ROOT
 from tests.learning.estimators.builders import D, ragged, write_mean_probe
 from tests.learning.thresholds.builders import EVIDENCE, make_guarantee, make_missing_guarantee
 from tests.release.test_promotion_check import related, window
+from tests.reports.builders import make_holdout_metrics
 
 ESTIMATES = GuaranteeEstimates(coverage=0.5, precision=0.8, error_rate=0.1)
 UNCHECKED = make_guarantee(metric="error_rate", target=0.1, status="unchecked", holdout=None, estimates=ESTIMATES)
@@ -189,9 +190,11 @@ class Candidates:
             scores["correct"] = np.where(wrong, 0, scores["correct"])
         scores.to_parquet(root / paths.SCORES)
         digest = compute_holdout_digest(list(scores["interaction_id"]), scores["correct"].tolist())
-        holdout = {"digest": digest, "strength": probe, "rows": len(scores), "at_threshold": AT_THRESHOLD}
-        (root / paths.METRICS).write_text(json.dumps({"holdout": holdout}))
-        (root / paths.THRESHOLD).write_text(json.dumps({"guarantee": guarantee.model_dump(mode="json")}))
+        holdout = make_holdout_metrics(AT_THRESHOLD, digest=digest, strength=probe, rows=len(scores))
+        metrics = {"holdout": holdout.to_dict(), "newest": {"rows": 0, "auroc": None}}
+        (root / paths.METRICS).write_text(json.dumps(metrics))
+        tuned = {"threshold": threshold, "guarantee": guarantee.model_dump(mode="json")}
+        (root / paths.THRESHOLD).write_text(json.dumps(tuned | {"heuristic": None, "self_selected": None}))
         sources = ["review"] * 3 * len(scores) + ["thumb"] * 1000
         pd.DataFrame({"source": sources}).to_parquet(root / paths.DATASET)
         (root / paths.PARITY).write_text(json.dumps({"max_abs_difference": 0.0}))

@@ -7,7 +7,7 @@ hold-out (`champion_comparison.ComparisonBudget`).
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Literal
@@ -129,17 +129,6 @@ class ShadowComparison:
     check: PromotionCheck
     metrics: tuple[MetricComparison, ...]
     shown_counts: dict[str, dict[str, int]]
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the comparison for a record; undefined values (nan) become None."""
-        check = {key: None if value != value else value for key, value in asdict(self.check).items()}
-        return {
-            "outcome": self.outcome,
-            "reasons": [{"code": self.check.code, "check": self.check.name, "message": self.check.message}],
-            "checks": [check],
-            "champion_comparison": [comparison.to_dict() for comparison in self.metrics],
-            "shown_counts": self.shown_counts,
-        }
 
 
 def require_enough_reviews(evaluation: EvaluationSet, min_n_eff: int) -> None:

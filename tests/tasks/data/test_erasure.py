@@ -34,7 +34,6 @@ from abstain_tasks.data.erasure_copies import record_export
 from abstain_tasks.monitoring import publish
 from abstain_tasks.release import promotion
 from abstain_tasks.release.promotion import PromotionResult, promote_candidate, roll_back
-from abstain_tasks.release.promotion_records import write_record
 from abstain_tasks.runs.git_commit import commit, push
 from abstain_tasks.runs.workspace import BRANCH, Workspace, open_workspace
 from abstain_tasks.server import reports
@@ -218,18 +217,7 @@ def test_the_schedule_is_red_until_somebody_decides(
 def test_status_says_what_the_live_version_was_trained_on(
     workspace: Plain, candidates: Candidates, flows_here: Callable[[], Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    figures = {"scorers": {"probe": dict.fromkeys(("auroc", "auroc_low", "auroc_high"), 0.8)}, "rows": 400}
-    figures["at_threshold"] = dict.fromkeys(("threshold", "precision", "coverage"), 0.5)
-    figures["served"] = {"name": "probe"}
-    for version in ("v1.0.0", "v1.1.0"):
-        file = workspace.path / paths.APPROVALS / f"{version}.json"
-        record = json.loads((workspace.path / paths.APPROVALS / "v1.0.0.json").read_text())
-        del record["seal"]
-        write_record(file, record | {"metrics": {"holdout": figures | record["metrics"]["holdout"]}})
-
     def status() -> str:
-        commit(workspace, "Figures", paths.APPROVALS)
-        push(workspace)
         cli.status()
         return " ".join(capsys.readouterr().out.split())
 
@@ -237,7 +225,6 @@ def test_status_says_what_the_live_version_was_trained_on(
     workspace.taint("v1.0.0")
     assert "in production: probe v1.0.0, trained on erased rows since 2026-11-20, by promote" in status()
     assert flows_here().promotion.version == "v1.1.0"
-    (workspace.path / paths.APPROVALS / "v1.1.0.json").write_text(json.dumps({"metrics": {"holdout": figures}}))
     told = status()
     assert "in production: probe v1.1.0, by promote" in told
     assert "v1.0.0: trained on erased rows since 2026-11-20" in told, "whoever goes back there knows before"
@@ -246,9 +233,11 @@ def test_status_says_what_the_live_version_was_trained_on(
 def test_status_of_a_version_judged_on_a_handful_of_answers_names_what_is_not_defined(
     workspace: Plain, candidates: Candidates, flows_here: Callable[[], Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    figures = {"scorers": {"probe": dict.fromkeys(("auroc", "auroc_low", "auroc_high"))}, "rows": 3}
-    figures |= {"at_threshold": {"threshold": 0.5, "precision": None, "coverage": 0.0}, "served": {"name": "probe"}}
-    record = {"metrics": {"holdout": figures}}
+    record = approval(workspace, "v1.0.0")
+    holdout = record["metrics"]["holdout"]
+    holdout["rows"] = 3
+    holdout["scorers"]["probe"] |= dict.fromkeys(("auroc", "auroc_low", "auroc_high"))
+    holdout["at_threshold"] |= {"threshold": 0.5, "precision": None, "coverage": 0.0}
     (workspace.path / paths.APPROVALS / "v1.0.0.json").write_text(json.dumps(record))
     commit(workspace, "Figures", paths.APPROVALS)
     push(workspace)

@@ -106,11 +106,11 @@ def test_a_look_at_its_reviews_is_one_of_the_comparisons_on_the_hold_out(
     write_data(workspace, correct, reviewed=200)
     found = review_shadow(workspace)
     level = 0.1 / 60
-    assert (found.is_repeat, found.record["outcome"], found.record["approved"]) == (False, "better", False)
-    assert (found.record["comparison"], found.record["alpha_spent"]) == (2, pytest.approx(2 * level)), (
+    assert (found.is_repeat, found.record.outcome, found.record.approved) == (False, "better", False)
+    assert (found.record.comparison, found.record.alpha_spent) == (2, pytest.approx(2 * level)), (
         "after the one that refused it"
     )
-    assert (found.record["rows"], found.record["documents"]) == (200, 40)
+    assert (found.record.rows, found.record.documents) == (200, 40)
     (file,) = (workspace.path / paths.APPROVALS).glob("shadow-*.json")
     assert file.relative_to(workspace.path).as_posix() in workspace.git(
         "ls-tree", "-r", "--name-only", f"origin/{BRANCH}"
@@ -121,7 +121,7 @@ def test_a_look_at_its_reviews_is_one_of_the_comparisons_on_the_hold_out(
     assert again.is_repeat and again.record == found.record and head(workspace) == before, "no other comparison"
 
     write_data(workspace, correct, reviewed=201)
-    assert review_shadow(workspace).record["comparison"] == 3
+    assert review_shadow(workspace).record.comparison == 3
     candidates.write(0.95)
     assert any("comparison 4 of 60" in reason for reason in candidates.promote().reasons)
     assert workspace.on_origin().production_version == "v1.0.0", "nothing of this has promoted it"

@@ -119,12 +119,29 @@ class NewestMetrics(SplitMetrics):
     auroc: Value
 
 
+class ScorerCost(EvaluationPart):
+    """The served scorer, and the tokens of one answer that it reads."""
+
+    name: str
+    kind: str
+    forward_tokens: float
+
+
+class Target(EvaluationPart):
+    """Target of the guarantee, and the effective sample size of the shown answers that can check it."""
+
+    metric: str
+    value: float
+    min_n_eff: int
+
+
 class HoldoutMetrics(SplitMetrics):
     """Every scorer on the frozen hold-out.
 
     Attributes:
         base_rate: Share of correct answers.
         label_source: Where the labels come from.
+        digest: Digest of the answers and their labels.
         scorers: Scorer -> row of the leaderboard.
         at_threshold: The served threshold.
         at_heuristic: The heuristic threshold; None without one.
@@ -134,6 +151,9 @@ class HoldoutMetrics(SplitMetrics):
 
     base_rate: Value
     label_source: str
+    digest: str
+    served: ScorerCost
+    target: Target
     scorers: dict[str, ScorerMetrics]
     at_threshold: ServedMetrics
     at_heuristic: ThresholdMetrics | None
