@@ -145,10 +145,6 @@ def _is_promoted(bundle: Path, event: BundleReference) -> bool:
 def smoke_test(bundle: Path, event: BundleReference) -> None:
     """Score the bundle's own answers and compare with the confidences at its promotion.
 
-    Args:
-        bundle: The folder of the bundle.
-        event: The version.
-
     Raises:
         AbstainError: The confidences or the version differ.
     """
@@ -166,10 +162,6 @@ def smoke_test(bundle: Path, event: BundleReference) -> None:
 
 def build_bundle(root: Path, record: PromotionRecord) -> RegistryEvent:
     """Write the bundle of the approved candidate to `release/` and smoke-test it.
-
-    Args:
-        root: The folder of the workspace.
-        record: The promotion record.
 
     Returns:
         The event for the registry.
@@ -202,10 +194,6 @@ def build_shadow(root: Path, production_version: str) -> Shadow:
     """Write the bundle of the candidate in `artifacts/` to `shadow/` and smoke-test it.
 
     It has the files that decide, but no report, because a report shows answers.
-
-    Args:
-        root: The folder of the workspace.
-        production_version: The version in production.
 
     Returns:
         The shadow.

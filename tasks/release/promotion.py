@@ -65,9 +65,6 @@ class PromotionResult:
 def require_candidate(workspace: Workspace) -> None:
     """Check out the candidate that `dvc.lock` records.
 
-    Args:
-        workspace: The workspace.
-
     Raises:
         AbstainError: There is no candidate, or it is out of date.
     """
@@ -244,10 +241,6 @@ def _push_record(workspace: Workspace, base_commit: str | None) -> None:
 
 def keep_tainted(workspace: Workspace, reason: str) -> Registry:
     """Record why a version that was trained on erased rows stays in production.
-
-    Args:
-        workspace: The workspace.
-        reason: The reason.
 
     Returns:
         The new registry.

@@ -228,11 +228,6 @@ class ChampionScores:
 def score_champion(workspace: Workspace, event: RegistryEvent, ids: Iterable[str]) -> ChampionScores:
     """Score answers with the champion, through its own layer and base model.
 
-    Args:
-        workspace: The workspace.
-        event: The champion.
-        ids: Interaction ids.
-
     Returns:
         Confidences, probabilities and threshold.
     """

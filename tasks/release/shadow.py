@@ -37,9 +37,6 @@ POINTER = ("shadow.dvc", paths.SHADOW_POINTER)
 def list_shadow_pairs(shadow: Shadow) -> list[PairedDecision]:
     """List the logged decisions about answers that both the shadow and its version in production decided about.
 
-    Args:
-        shadow: The shadow.
-
     Returns:
         The paired decisions.
     """
@@ -53,10 +50,6 @@ def list_shadow_pairs(shadow: Shadow) -> list[PairedDecision]:
 def read_shadow(repository: Path, revision: str) -> Shadow | None:
     """Read the shadow from a repository.
 
-    Args:
-        repository: The repository.
-        revision: The revision to read.
-
     Returns:
         The shadow; None if there is none.
 
@@ -69,9 +62,6 @@ def read_shadow(repository: Path, revision: str) -> Shadow | None:
 
 def set_shadow(workspace: Workspace) -> Shadow:
     """Make the candidate in `artifacts/` the shadow, in place of another one, and push it.
-
-    Args:
-        workspace: The workspace.
 
     Returns:
         The shadow.
@@ -104,9 +94,6 @@ def _get_production_event(workspace: Workspace) -> RegistryEvent:
 def clear_shadow(workspace: Workspace) -> bool:
     """Remove the shadow and push.
 
-    Args:
-        workspace: The workspace.
-
     Returns:
         Whether there was one.
     """
@@ -119,9 +106,6 @@ def clear_shadow(workspace: Workspace) -> bool:
 
 def remove_shadow(workspace: Workspace) -> bool:
     """Remove the shadow with the next commit.
-
-    Args:
-        workspace: The workspace.
 
     Returns:
         Whether there was one.
@@ -150,9 +134,6 @@ def review_shadow(workspace: Workspace) -> ShadowReview:
 
     It counts as one of the comparisons on the hold-out: the record has their number and the alpha that they spent. If
     nothing was reviewed since the last comparison, that record is returned.
-
-    Args:
-        workspace: The workspace.
 
     Returns:
         The comparison.

@@ -50,9 +50,6 @@ REFUSED_PUSH = re.compile(r" ! \[(remote )?rejected\] .*\((?!atomic push fail)")
 def environment(cwd: Path) -> dict[str, str]:
     """Build the environment of a command: its own source first, this interpreter's tools, no telemetry.
 
-    Args:
-        cwd: Folder of the command.
-
     Returns:
         The environment variables.
     """

@@ -54,9 +54,6 @@ def get_key_file() -> Path:
 def with_login(address: str) -> str:
     """Add to the address of this home's server how a person logs in.
 
-    Args:
-        address: The address.
-
     Returns:
         The text.
     """
@@ -141,9 +138,6 @@ def report_to(address: str) -> None:
 
     Runs send heartbeats as often as the server of `make up` was started to expect them, whatever this environment says:
     a run that sends fewer would be marked as crashed while it runs.
-
-    Args:
-        address: The address of the server.
     """
     os.environ["PREFECT_API_URL"] = f"{address}/api"
     os.environ[KEY] = read_server_key()

@@ -42,9 +42,6 @@ def serve_here() -> None:
 def make_app(folder: Path) -> Starlette:
     """Make the application that serves the files of a folder.
 
-    Args:
-        folder: The folder.
-
     Returns:
         The application.
     """

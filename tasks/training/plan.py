@@ -88,9 +88,6 @@ class RetrainPlan:
 def make_plan(workspace: Workspace) -> RetrainPlan:
     """Make a dry run: read changes from DVC and missing entries from the feature cache, and run nothing.
 
-    Args:
-        workspace: The workspace.
-
     Returns:
         The plan.
     """
@@ -131,9 +128,6 @@ def _make_stage_plan(
 def summarize_reasons(reasons: Sequence[Change]) -> str:
     """Summarize the reasons of `find_stale` in at most five words: what changed, otherwise the stages before.
 
-    Args:
-        reasons: The reasons.
-
     Returns:
         The summary.
     """
@@ -149,9 +143,6 @@ def summarize_reasons(reasons: Sequence[Change]) -> str:
 
 def read_graph(workspace: Workspace) -> dict[str, set[str]]:
     """Read the stage graph from `dvc dag --dot`.
-
-    Args:
-        workspace: The workspace.
 
     Returns:
         Stage -> the stages that it depends on, in an order that can be run.
@@ -188,10 +179,6 @@ def get_upstream(graph: Mapping[str, set[str]], last: str) -> dict[str, set[str]
 def find_stale(workspace: Workspace, graph: Mapping[str, set[str]]) -> dict[str, list[Change]]:
     """Find out by `dvc status` why stages would run.
 
-    Args:
-        workspace: The workspace.
-        graph: The stage graph.
-
     Returns:
         Stage -> what has changed, and which stale stages come before; empty if it is cached.
     """
@@ -207,9 +194,6 @@ def find_stages_with_other_requirements(workspace: Workspace) -> set[str]:
 
     That is: the entry is in the newest committed dvc.lock with a different requirements.lock. A stage that was computed
     again with an equal result counts by its first computation.
-
-    Args:
-        workspace: The workspace.
 
     Returns:
         The stages.

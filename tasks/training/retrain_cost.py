@@ -47,9 +47,6 @@ class RetrainCost:
 def estimate_retrain_cost(workspace: Workspace) -> RetrainCost:
     """Count the requests that are not in the feature cache, and their tokens; no model is loaded.
 
-    Args:
-        workspace: The workspace.
-
     Returns:
         The cost.
     """
@@ -71,9 +68,6 @@ def estimate_retrain_cost(workspace: Workspace) -> RetrainCost:
 
 def read_labelled(workspace: Workspace) -> tuple[Params, LabelledAnswers, list[Interaction]]:
     """Read the labelled answers of a workspace.
-
-    Args:
-        workspace: The workspace.
 
     Returns:
         The parameters, the interactions that have a label under them, and those of the training split.

@@ -171,10 +171,6 @@ def check_at_most(code: Code, name: str, value: float, limit: float, description
 def format_count_with_n_eff(rows: int, n_eff: float) -> str:
     """Format a number of rows, with their effective sample size if it differs.
 
-    Args:
-        rows: Number of rows.
-        n_eff: Effective sample size.
-
     Returns:
         Text such as "200 (n_eff 97)".
     """

@@ -176,9 +176,6 @@ class Registry(BaseModel):
     def promote(self, event: RegistryEvent) -> Registry:
         """Return the registry after a promotion.
 
-        Args:
-            event: The promotion.
-
         Returns:
             The new registry.
 
@@ -229,9 +226,6 @@ class Registry(BaseModel):
     def roll_back(self, event: RegistryEvent) -> Registry:
         """Return the registry after a rollback; the version that is left is blocked.
 
-        Args:
-            event: The rollback.
-
         Returns:
             The new registry.
         """
@@ -259,9 +253,6 @@ class Registry(BaseModel):
 
     def keep_tainted(self, reason: str) -> Registry:
         """Return the registry after the decision to leave a tainted version in production.
-
-        Args:
-            reason: The recorded reason.
 
         Returns:
             The new registry.
@@ -296,9 +287,6 @@ def describe_missing_guarantee(additional_reviews: int | None) -> str:
 def parse_registry(text: str) -> Registry:
     """Parse `registry.json`.
 
-    Args:
-        text: Content of the file.
-
     Returns:
         The registry.
 
@@ -318,9 +306,6 @@ def parse_registry(text: str) -> Registry:
 
 def load_registry(path: Path) -> Registry:
     """Read and parse `registry.json`.
-
-    Args:
-        path: The file.
 
     Returns:
         The registry; an empty one if there is no file.
@@ -368,9 +353,6 @@ def make_version_tag(version: str) -> str:
 
 def parse_version(version: str) -> tuple[int, int, int]:
     """Parse a version such as `v1.2.3` into numbers that sort.
-
-    Args:
-        version: The version.
 
     Returns:
         Major, minor and patch number.

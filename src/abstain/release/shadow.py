@@ -77,9 +77,6 @@ def make_shadow_name(candidate: str) -> str:
 def parse_shadow(text: str) -> Shadow:
     """Parse `shadow.json`.
 
-    Args:
-        text: Content of the file.
-
     Returns:
         The shadow.
 
@@ -101,11 +98,6 @@ def should_shadow_rejected(params: ShadowParams, shadow: Shadow | None, producti
     """Decide whether a rejected candidate becomes the shadow by itself.
 
     It does so only if this version has no shadow yet, because reviews of a shadow take time.
-
-    Args:
-        params: Shadow parameters.
-        shadow: The current shadow.
-        production_version: The version in production.
 
     Returns:
         Whether it becomes the shadow.

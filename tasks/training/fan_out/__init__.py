@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 def make_runner(settings: Settings) -> ShardRunner:
     """Make the runner that `settings.runner` names; it starts nothing before it gets work.
 
-    Args:
-        settings: Settings of this machine.
-
     Returns:
         The runner.
     """
