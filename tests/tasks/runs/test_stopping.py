@@ -1,4 +1,4 @@
-"""Stopping means stopped: whatever ends a run, its commands end with it, and the next run goes on."""
+"""However a run ends, its commands end with it, and the next run goes on."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.conftest import ROOT, Project
 from tests.tasks.server.test_server import wait_until
 
 SECONDS = 100
-"""In which an end is awaited: ten times the 10 s that are promised."""
+"""Limit for an end: ten times the 10 s that are guaranteed."""
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGKILL]
 
@@ -75,20 +75,19 @@ with Path("out", name).open("w") as out:
 STAGES = ("one", "two", "three")
 
 
-def lives(process: psutil.Process) -> bool:
-    """Whether the process does anything any more; what nobody has collected yet does not."""
+def list_children(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+def is_alive(process: psutil.Process) -> bool:
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
 
-def children_of(pid: int) -> list[psutil.Process]:
-    return psutil.Process(pid).children(recursive=True)
-
-
-def none_lives(processes: list[psutil.Process]) -> bool:
-    return not any(map(lives, processes))
+def have_ended(processes: list[psutil.Process]) -> bool:
+    return not any(map(is_alive, processes))
 
 
 IGNORING = "trap '' INT TERM; "
@@ -100,19 +99,19 @@ IGNORING = "trap '' INT TERM; "
     [*((number, "") for number in SIGNALS), pytest.param(signal.SIGKILL, IGNORING, marks=pytest.mark.slow)],  # seconds
     ids=[*(number.name for number in SIGNALS), "ignoring"],
 )
-def test_a_command_ends_with_its_process_and_all_it_started(number: signal.Signals, first: str, tmp_path: Path) -> None:
+def test_run_ends_with_its_process_and_descendants(number: signal.Signals, first: str, tmp_path: Path) -> None:
     shell = f"{first}sh -c 'sleep 600 & sleep 600' & touch {tmp_path / 'begun'}; wait; sleep 600"
     holder = subprocess.Popen([sys.executable, "-c", RUNS, shell], cwd=ROOT, text=True, stderr=subprocess.DEVNULL)
     wait_until(
-        lambda: (tmp_path / "begun").exists() and len(children_of(holder.pid)) == 5
+        lambda: (tmp_path / "begun").exists() and len(list_children(holder.pid)) == 5
     )  # supervisor, shells, sleeps
-    started = children_of(holder.pid)
+    started = list_children(holder.pid)
     holder.send_signal(number)
     holder.wait(SECONDS)
-    wait_until(lambda: none_lives(started))
+    wait_until(lambda: have_ended(started))
 
 
-def test_an_interrupted_run_ends_what_its_threads_are_at(tmp_path: Path) -> None:
+def test_stop_threads_on_error_ends_commands_of_threads(tmp_path: Path) -> None:
     def command(name: str) -> None:
         run(["sh", "-c", f"touch {name}; exec sleep 600"], tmp_path)
 
@@ -129,7 +128,7 @@ def test_an_interrupted_run_ends_what_its_threads_are_at(tmp_path: Path) -> None
     assert not (tmp_path / "later").exists()
     with pytest.raises(Stopped):
         context.run(raise_if_stopped)
-    assert succeeds(tmp_path, "true"), "another run has been stopped, too"
+    assert succeeds(tmp_path, "true"), "another run is not stopped"
 
 
 @pytest.fixture
@@ -175,7 +174,7 @@ class Retrain:
 
 @pytest.fixture
 def retrain(project: Project, tmp_path: Path) -> Iterator[Callable[[], Retrain]]:
-    """Begins a retrain in `project`."""
+    """Start retrains in `project`, one after the other."""
     settings = [f"PYTHONPATH={ROOT / 'src'}:{ROOT}", "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL=CRITICAL"]
     process = project.start(["env", *settings, sys.executable, "-c", RETRAINS], stderr=subprocess.STDOUT)
     assert process.stdin is not None and process.stdout is not None
@@ -190,7 +189,7 @@ def retrain(project: Project, tmp_path: Path) -> Iterator[Callable[[], Retrain]]
 
     yield begin
     patience.cancel()
-    for one in (*children_of(process.pid), process):
+    for one in (*list_children(process.pid), process):
         one.kill()
 
 
@@ -204,27 +203,26 @@ def is_free(lock: Path) -> bool:
 
 
 @pytest.mark.slow
-def test_a_stopped_retrain_leaves_no_stage_and_the_next_goes_on(
+def test_retrain_stopped_leaves_no_stage_and_resumes(
     project: Project, retrain: Callable[[], Retrain], tmp_path: Path
 ) -> None:
-    def begun() -> list[Path]:
+    def list_begun() -> list[Path]:
         return [file for name in STAGES if (file := tmp_path / name).exists()]
 
     for number, status in zip(SIGNALS, (130, 143, -signal.SIGKILL), strict=True):
         run = retrain()
-        wait_until(lambda: len(begun()) == 2)
-        started = children_of(run.pid)
+        wait_until(lambda: len(list_begun()) == 2)
+        started = list_children(run.pid)
         assert len(started) >= 6, "two stages, each with its DVC and its supervisor"
         os.kill(run.pid, number)
         code, output = run.ended()
         assert code == status, output
-        wait_until(lambda: none_lives(started) and is_free(project.home / "workspace.lock"))  # noqa: B023
+        wait_until(lambda: have_ended(started) and is_free(project.home / "workspace.lock"))  # noqa: B023
         if number != signal.SIGKILL:
-            assert output[-1] == "stopped; run the same command again to go on where it was"
-            assert "Traceback" not in "".join(output)
-        stages = begun()
-        assert len(stages) == 2, "the third has begun when the run was stopped"
-        for file in stages:
+            assert output[-1].startswith("stopped; ") and "Traceback" not in "".join(output)
+        begun = list_begun()
+        assert len(begun) == 2, "the third has begun when the run was stopped"
+        for file in begun:
             file.unlink()
     (tmp_path / "go").touch()
     code, output = retrain().ended()

@@ -1,7 +1,7 @@
-"""What the automations do: `make up` as it is, real processes that are killed, and a webhook that is away at first.
+"""Automations on `make up`, with real processes that are killed, and a webhook that is away at first.
 
-The work of a retrain is replaced: it waits for a file. That an alert is posted once is for the twin of this: where SQLite
-is locked for long, as on a busy machine, Prefect repeats what it was at, and an alert may come twice.
+A stub of the retrain waits for a file. An alert may come twice here, because Prefect repeats what it was at if SQLite
+is locked for long.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from abstain_tasks.server.addresses import KEY, post
 from tests.conftest import SERVER_KEY, Project, Up, new_project, processes_of
 from tests.ports import free_port
 from tests.tasks.receiver import Receiver, free_address
-from tests.tasks.server.test_server import process_of, wait_until
+from tests.tasks.server.test_server import find_process, wait_until
 
 RETRAIN = """
 import os
@@ -115,8 +115,8 @@ def server(tmp_path: Path) -> Iterator[tuple[Server, int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.soak(twin="test_event_is_acted_on_once")
-def test_retrains_alerts_and_killed_runs(server: tuple[Server, int], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.soak(twin="test_automations_act_once_per_event")
+def test_automations_retrain_alert_and_rerun(server: tuple[Server, int], monkeypatch: pytest.MonkeyPatch) -> None:
     made, port = server
     monkeypatch.setenv(KEY, SERVER_KEY)
 
@@ -165,7 +165,7 @@ def test_retrains_alerts_and_killed_runs(server: tuple[Server, int], monkeypatch
         assert made.python(APPLY) == "1 created, 7 unchanged\n"
         made.start_retrain()
         wait_until(lambda: len(made.pids()) == 3, 60)
-        worker = process_of(made.project, "worker", "start", "local")
+        worker = find_process(made.project, "worker", "start", "local")
         together = [worker, *worker.children(recursive=True)]
         for process in together:  # none of them sees another one die
             process.suspend()
