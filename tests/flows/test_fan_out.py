@@ -319,6 +319,26 @@ def test_work_pool_goes_on_with_work_of_killed_run(pool: Host, alone: FeatureSou
     assert list(pool.jobs.glob("*.job")) == []
 
 
+@pytest.mark.soak(twin="test_work_pool_goes_on_with_work_of_killed_run")
+def test_work_pool_killed_flow_run(pool: Host, alone: FeatureSource) -> None:
+    for _ in range(2):
+        pool.start(sys.executable, "-m", "abstain_tasks.server", "worker")
+    run = pool.run("prefect", shards=5)
+    run.until("^progress 64/")
+    before = read_shards(pool.source)
+    next(process for process in psutil.process_iter() if is_flow_run(process, pool.project)).kill()
+    run.until("shards are computed again, because a process ended: ")
+    assert before and run.finish()["rows"] == 5 * 64
+    pool.require_result(before, alone)
+
+
+def is_flow_run(process: psutil.Process, project: Project) -> bool:
+    with suppress(psutil.Error):
+        environment = process.environ()
+        return "PREFECT__FLOW_RUN_ID" in environment and environment.get("ABSTAIN_HOME") == str(project.home)
+    return False
+
+
 def test_run_dag_fans_out_before_features(host: Host) -> None:
     done = host.project.command(["env", "ABSTAIN_RUNNER=prefect", sys.executable, "-c", HOOK])
     lines = [line for line in done.stdout.splitlines() if line.startswith(("at ", "returned", "error: "))]

@@ -67,7 +67,7 @@ def test_check_candidate_equal_scorer_needs_new_threshold() -> None:
     assert get_failed(check_set(make_equal_set(), candidate=missed, max_slice_drop=0.9)) == {"precision"}
 
 
-def test_check_candidate_missed_precision_fails_with_small_slices() -> None:
+def test_check_candidate_missed_precision_small_slices_fails() -> None:
     many = replace(make_set(), products=np.array([f"p{n % 40}" for n in range(400)]))
     decision = check_set(many, candidate=replace(MEASURED, threshold=0.05, target_precision=0.95), max_ece=1.0)
     assert get_failed(decision) == {"precision"}
@@ -299,6 +299,7 @@ def test_check_non_inferior_power_grows_with_rows() -> None:
 def test_check_non_inferior_clearly_worse_fails() -> None:
     decision = check_after_erasure(make_set(**WORSE))
     assert NOT_WORSE in get_failed(decision) and get_check(decision, NOT_WORSE).value < 0.05
+    assert BETTER in get_failed(check_set(make_set(**WORSE)))
 
 
 @pytest.mark.heavy
@@ -403,7 +404,7 @@ def test_check_candidate_first_version_useless_threshold_fails(measured: dict[st
     assert get_failed(check_set(candidate=replace(MEASURED, **measured), champion=None)) == failed
 
 
-def test_check_candidate_first_version_no_better_than_length_fails() -> None:
+def test_check_candidate_first_version_equal_to_length_fails() -> None:
     holdout = make_set()
     holdout.confidences["length_only"] = holdout.confidences[CANDIDATE].copy()
     assert get_failed(check_set(holdout, champion=None)) == {"better than length_only"}

@@ -81,7 +81,7 @@ def test_promote_missing_guarantee_until_one_has_it(
     assert (outcome.status, outcome.version) == ("rejected", "v1.2.0") and outcome.reasons[0].startswith("A302 ")
 
 
-def test_promote_forbidden_missing_guarantee_is_rejected_with_event(
+def test_promote_missing_guarantee_rejected_with_event(
     workspace: Plain, first_candidates: Candidates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[dict[str, str]] = []

@@ -90,7 +90,7 @@ def test_write_promotion_params_first_freezes_and_moves_no_row(workspace: Worksp
     assert not write_promotion_params(workspace, promotion(kind="fusion")) and file.read_text() == text
 
 
-def test_write_promotion_params_without_guarantee_freezes_nothing(workspace: Workspace) -> None:
+def test_write_promotion_params_no_guarantee_freezes_nothing(workspace: Workspace) -> None:
     assert write_promotion_params(workspace, promotion(guarantee=make_missing_guarantee()))
     params = load_params(workspace.path / "params.yaml")
     assert params.split.holdout_frozen_at is None and params.serve.current_kind == "probe"

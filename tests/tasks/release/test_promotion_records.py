@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from math import nan
 from pathlib import Path
@@ -154,46 +154,26 @@ def test_read_records_returns_what_was_written_by_time(tmp_path: Path) -> None:
     ]
 
 
-def _change(value: Any) -> Any:
-    """Return another value of the same kind."""
-    match value:
-        case bool():
-            return not value
-        case int() | float():
-            return value + 1
-        case str():
-            return f"{value}0"
-        case list():
-            return [*value, 0]
-        case dict():
-            return {**value, "more": 0}
-        case _:
-            return 0
+def list_edits(record: dict[str, Any]) -> Iterator[object]:
+    for name, value in record.items():
+        others = {other: record[other] for other in record if other != name}
+        yield {**others, name: [value]}
+        yield others
+        yield {other: others[other] for other in others if other != "seal"}
+    yield {**record, "comparison": 1}
+    yield {**record, "approved": False}
+    yield {name: record[name] for name in record if name not in ("comparison", "alpha_spent", "seal")}
+    yield {**record, "comment": "fine"}
+    yield from ([], None, [record], "", {})
 
 
-def _drop(record: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: value for name, value in record.items() if name not in names}
-
-
-EDITS: dict[str, Callable[[dict[str, Any]], list[Any]]] = {
-    "a field is changed": lambda whole: [{**whole, name: _change(value)} for name, value in whole.items()],
-    "a field is deleted": lambda whole: [_drop(whole, name) for name in whole],
-    "a field and the seal are deleted": lambda whole: [_drop(whole, name, "seal") for name in whole],
-    "comparison, alpha and seal are deleted": lambda whole: [_drop(whole, "comparison", "alpha_spent", "seal")],
-    "an unknown field is added": lambda whole: [{**whole, "comment": "fine"}, {**whole, "": None}],
-    "it is no record": lambda whole: [[], None, [whole], "", {}],
-}
-
-
-@pytest.mark.parametrize("edits", EDITS.values(), ids=EDITS)
-def test_read_records_edited_record_is_named(edits: Callable[[dict[str, Any]], list[Any]], tmp_path: Path) -> None:
+def test_read_records_edited_record_is_named(tmp_path: Path) -> None:
     file = tmp_path / "v1.0.0.json"
     write_record(file, make_record(1, version="v1.0.0", checks=(NOT_BETTER,)))
     text = file.read_text()
-    whole = json.loads(text)
-    assert {"comparison", "alpha_spent", "seal", "checks", "metrics", "params", "approved"} < whole.keys()
-    for content in [*map(json.dumps, edits(whole)), text[:-9]]:
-        assert content != json.dumps(whole)
+    record = json.loads(text)
+    assert {"comparison", "alpha_spent", "seal", "checks", "metrics", "params", "approved"} < record.keys()
+    for content in [*map(json.dumps, list_edits(record)), text[:-9]]:
         file.write_text(content)
         with pytest.raises(AbstainError, match=r"v1\.0\.0\.json was edited .*git log -- .*/v1\.0\.0\.json") as error:
             read_records(tmp_path)

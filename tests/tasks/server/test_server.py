@@ -153,15 +153,16 @@ def wait_until(condition: Callable[[], bool], goal: float = 10) -> None:
         time.sleep(0.1)
 
 
-def require_key_and_origin(api: str) -> None:
+def require_key_and_origin(api: str, *origins: str) -> None:
     """The key in our environment suffices; without it nothing is read, and no foreign page may ask."""
     assert post(f"{api}/flows/count", {}) >= 0
-    wrong = {"Authorization": f"Basic {b64encode(b'5e' * 32).decode()}"}
-    for headers in ({}, wrong, {"Host": "rebound.evil.example"}):
+    keys = ("", "5e" * 32, os.environ[KEY][:-1])
+    wrong = [{"Authorization": f"Basic {b64encode(key.encode()).decode()}"} for key in keys]
+    for headers in ({}, *wrong, {"Host": "rebound.evil.example"}):
         with pytest.raises(HTTPError, match="401"):
             urllib.request.urlopen(urllib.request.Request(f"{api}/flows/count", b"{}", headers), timeout=10)
-    own = api.removesuffix("/api")
-    for origin, allowed in ((own, own), ("https://evil.example", None), ("null", None)):
+    for origin in (*origins, "https://evil.example", "null"):
+        allowed = origin if origin in origins else None
         headers = {"Origin": origin, "Access-Control-Request-Method": "POST"}
         for reply in (
             httpx.options(f"{api}/deployments/", headers=headers),
@@ -198,21 +199,22 @@ def test_up_outlives_terminal_and_down_leaves_nothing(
     with urllib.request.urlopen(api[1].replace("/api", "/ui-settings"), timeout=10) as reply:
         assert json.load(reply)["api_url"] == api[1]  # what a browser asks: this server, not the one at port 4200
 
-    require_key_and_origin(api[1])
+    ui = api[1].removesuffix("/api")
+    require_key_and_origin(api[1], ui, ui.replace("127.0.0.1", "localhost"))
     assert (project.home / "up.sock").stat().st_mode & 0o777 == 0o700
     again = server("up")
-    assert again.returncode == 0 and again.stdout.startswith(f"already up: {api[1].removesuffix('/api')}\n"), again
+    assert again.returncode == 0 and again.stdout.startswith(f"already up: {ui}\n"), again
     supervisor = getRPCInterface({"SUPERVISOR_SERVER_URL": f"unix://{project.home}/up.sock"}).supervisor
     for program in ("work:gate", "work:worker"):
         supervisor.stopProcess(program)
     again = server("up")
-    assert again.stdout.startswith(f"started gate, worker, deployments: {api[1].removesuffix('/api')}\n"), again
+    assert again.stdout.startswith(f"started gate, worker, deployments: {ui}\n"), again
     assert is_responding(f"{gate[1]}/healthz")
     served = json.loads((project.home / "up.json").read_text())
     assert served.pop("deployed")  # as where it was cut off after the worker had started
     (project.home / "up.json").write_text(json.dumps(served))
     again = server("up")
-    assert again.stdout.startswith(f"started deployments: {api[1].removesuffix('/api')}\n"), again
+    assert again.stdout.startswith(f"started deployments: {ui}\n"), again
     killed = find_process(project, "server", "start")
     killed.kill()
     wait_until(lambda: not killed.is_running() and is_responding(f"{api[1]}/health"), 15)
@@ -269,7 +271,7 @@ def test_temporary_server_dies_with_killed_run(project: Project, monkeypatch: py
     with urllib.request.urlopen(f"{address}/health", timeout=10) as reply:
         assert reply.status == 200
     monkeypatch.setenv(KEY, (project.home / "server.key").read_text().strip())
-    require_key_and_origin(address)
+    require_key_and_origin(address, address.removesuffix("/api"))
     os.kill(run.pid, signal.SIGKILL)
     run.wait()
     wait_until(lambda: processes_of(project) == [], 10)
