@@ -14,13 +14,11 @@ import subprocess
 import sys
 import termios
 import time
-import urllib.request
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.error import HTTPError
 
 import httpx
 import psutil
@@ -30,7 +28,7 @@ from supervisor.childutils import getRPCInterface  # type: ignore[import-untyped
 
 from abstain_tasks.server.addresses import KEY, post
 from abstain_tasks.server.processes import is_responding
-from tests.conftest import MODELS, ROOT, Project, new_project, processes_of
+from tests.conftest import MODELS, ROOT, SERVER_KEY, Project, new_project, processes_of
 from tests.ports import free_port
 from tests.prefect_database import give_tables
 
@@ -81,27 +79,25 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Project:
     return new_project(tmp_path_factory.mktemp("server"))
 
 
-@pytest.fixture
-def project(checkout: Project, tmp_path: Path) -> Project:
-    """The checkout with a new home; its processes are known by their environment, so they are started cold."""
-    project = replace(checkout, home=tmp_path / "home", warm=False)
-    for folder in (project.home, tmp_path / "empty"):
-        folder.mkdir()
+def make_project(checkout: Project, folder: Path) -> Project:
+    """Make a new home; its processes are known by their environment, so they are started cold."""
+    project = replace(checkout, home=folder / "home", warm=False)
+    for needed in (project.home, folder / "empty"):
+        needed.mkdir()
     give_tables(project.home, MODELS.parent)
     return project
 
 
 @pytest.fixture
-def server(project: Project) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
-    """Call `python -m abstain_tasks.server up|down` on free ports; down at the end, however the test ends."""
+def project(checkout: Project, tmp_path: Path) -> Project:
+    return make_project(checkout, tmp_path)
 
-    def call(act: str, port: str = str(free_port()), gate: str = str(free_port())) -> subprocess.CompletedProcess[str]:
-        ports = [f"ABSTAIN_UI_PORT={port}", f"ABSTAIN_GATE_PORT={gate}"]
-        return project.command(["env", *ports, sys.executable, "-m", "abstain_tasks.server", act])
 
-    yield call
-    if processes_of(project):
-        call("down")
+def call_server(project: Project, act: str, **ports: str) -> subprocess.CompletedProcess[str]:
+    """Call `python -m abstain_tasks.server up|down`, by default on free ports."""
+    variables = {name: str(free_port()) for name in ("ABSTAIN_UI_PORT", "ABSTAIN_GATE_PORT")} | ports
+    settings = [f"{name}={port}" for name, port in variables.items()]
+    return project.command(["env", *settings, sys.executable, "-m", "abstain_tasks.server", act])
 
 
 def run_up_in_terminal(project: Project, **settings: int) -> str:
@@ -159,8 +155,7 @@ def require_key_and_origin(api: str, *origins: str) -> None:
     keys = ("", "5e" * 32, os.environ[KEY][:-1])
     wrong = [{"Authorization": f"Basic {b64encode(key.encode()).decode()}"} for key in keys]
     for headers in ({}, *wrong, {"Host": "rebound.evil.example"}):
-        with pytest.raises(HTTPError, match="401"):
-            urllib.request.urlopen(urllib.request.Request(f"{api}/flows/count", b"{}", headers), timeout=10)
+        assert httpx.post(f"{api}/flows/count", json={}, headers=headers).status_code == 401
     for origin in (*origins, "https://evil.example", "null"):
         allowed = origin if origin in origins else None
         headers = {"Origin": origin, "Access-Control-Request-Method": "POST"}
@@ -171,76 +166,98 @@ def require_key_and_origin(api: str, *origins: str) -> None:
             assert reply.headers.get("Access-Control-Allow-Origin") == allowed
 
 
-def test_up_outlives_terminal_and_down_leaves_nothing(
-    project: Project, server: Callable[..., subprocess.CompletedProcess[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Deployed flows run, a cancelled run ends, and a killed server is started again."""
+@dataclass(frozen=True)
+class Served:
+    """A project after `make up` in a terminal that is closed."""
+
+    project: Project
+    printed: str
+    api: str
+    gate: str
+
+    @property
+    def ui(self) -> str:
+        return self.api.removesuffix("/api")
+
+    def sleeps(self) -> bool:
+        return "sleep 6000" in processes_of(self.project)
+
+
+@pytest.fixture(scope="module")
+def served(checkout: Project, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    project = make_project(checkout, tmp_path_factory.mktemp("served"))
+    (project.home / "server.key").write_text(SERVER_KEY)
     (project.root / "flows" / "sleeper.py").write_text(SLEEPER)
     deployment = "  - {name: now, description: sleep, entrypoint: flows/sleeper.py:sleeper, work_pool: {name: local}}\n"
     with (project.root / "prefect.yaml").open("a") as file:
         file.write(deployment)
     project.git("add", "--all")
     project.git("commit", "-qm", "A flow that sleeps")
+    try:
+        printed = run_up_in_terminal(project, ABSTAIN_UI_PORT=free_port(), ABSTAIN_GATE_PORT=free_port())
+        api, gate = re.search(r"PREFECT_API_URL=(\S+) ", printed), re.search(r"^gate +(\S+)$", printed, re.MULTILINE)
+        assert api and gate, printed
+        yield Served(project, printed, api[1], gate[1])
+    finally:
+        if processes_of(project):
+            call_server(project, "down")
 
-    printed = run_up_in_terminal(project, ABSTAIN_UI_PORT=free_port(), ABSTAIN_GATE_PORT=free_port())
-    key = project.home / "server.key"
-    assert f"(log in with the text of {key})\n" in printed and key.stat().st_mode & 0o777 == 0o600
+
+def test_up_serves_deployments_to_holders_of_key(served: Served) -> None:
+    assert f"(log in with the text of {served.project.home / 'server.key'})\n" in served.printed
     for deployment in ("retrain/nightly", "ingest/hourly", "monitor/daily", "retention/weekly", "extract/gpu"):
-        assert deployment in printed
-    api = re.search(r"PREFECT_API_URL=(\S+) PREFECT_API_AUTH_STRING=\S+ \S+ (\S+/prefect) deployment run", printed)
-    assert api is not None, printed
-    command = printed.partition("in the UI, or: ")[2].splitlines()[0]
-    gate = re.search(r"^gate +(http://127\.0\.0\.1:\d+)$", printed, re.MULTILINE)
-    assert gate is not None, printed
-    with urllib.request.urlopen(gate[1], timeout=30) as reply:
-        assert "nothing is live" in reply.read().decode()
-    monkeypatch.setenv(KEY, key.read_text().strip())
+        assert deployment in served.printed
+    assert "nothing is live" in httpx.get(served.gate, timeout=30).text
+    # A browser asks this server, not the one at port 4200.
+    assert httpx.get(f"{served.ui}/ui-settings").json()["api_url"] == served.api
+    require_key_and_origin(served.api, served.ui, served.ui.replace("127.0.0.1", "localhost"))
+    assert (served.project.home / "up.sock").stat().st_mode & 0o777 == 0o700
 
-    with urllib.request.urlopen(api[1].replace("/api", "/ui-settings"), timeout=10) as reply:
-        assert json.load(reply)["api_url"] == api[1]  # what a browser asks: this server, not the one at port 4200
 
-    ui = api[1].removesuffix("/api")
-    require_key_and_origin(api[1], ui, ui.replace("127.0.0.1", "localhost"))
-    assert (project.home / "up.sock").stat().st_mode & 0o777 == 0o700
-    again = server("up")
-    assert again.returncode == 0 and again.stdout.startswith(f"already up: {ui}\n"), again
-    supervisor = getRPCInterface({"SUPERVISOR_SERVER_URL": f"unix://{project.home}/up.sock"}).supervisor
+def test_up_again_starts_what_is_missing(served: Served) -> None:
+    again = call_server(served.project, "up")
+    assert again.returncode == 0 and again.stdout.startswith(f"already up: {served.ui}\n"), again
+    supervisor = getRPCInterface({"SUPERVISOR_SERVER_URL": f"unix://{served.project.home}/up.sock"}).supervisor
     for program in ("work:gate", "work:worker"):
         supervisor.stopProcess(program)
-    again = server("up")
-    assert again.stdout.startswith(f"started gate, worker, deployments: {ui}\n"), again
-    assert is_responding(f"{gate[1]}/healthz")
-    served = json.loads((project.home / "up.json").read_text())
-    assert served.pop("deployed")  # as where it was cut off after the worker had started
-    (project.home / "up.json").write_text(json.dumps(served))
-    again = server("up")
-    assert again.stdout.startswith(f"started deployments: {ui}\n"), again
-    killed = find_process(project, "server", "start")
+    again = call_server(served.project, "up")
+    assert again.stdout.startswith(f"started gate, worker, deployments: {served.ui}\n"), again
+    assert is_responding(f"{served.gate}/healthz")
+    note = json.loads((served.project.home / "up.json").read_text())
+    assert note.pop("deployed")  # as where it was cut off after the worker had started
+    (served.project.home / "up.json").write_text(json.dumps(note))
+    again = call_server(served.project, "up")
+    assert again.stdout.startswith(f"started deployments: {served.ui}\n"), again
+    killed = find_process(served.project, "server", "start")
     killed.kill()
-    wait_until(lambda: not killed.is_running() and is_responding(f"{api[1]}/health"), 15)
+    wait_until(lambda: not killed.is_running() and is_responding(f"{served.api}/health"), 15)
 
-    # As a person does who copies the line, with another deployment.
-    started = project.command(["sh", "-c", command.replace("retrain/nightly", "sleeper/now")])
+
+def test_up_printed_command_runs_deployment_and_cancels(served: Served) -> None:
+    command = served.printed.partition("in the UI, or: ")[2].splitlines()[0]
+    started = served.project.command(["sh", "-c", command.replace("retrain/nightly", "sleeper/now")])
     assert started.returncode == 0, started.stderr
-    wait_until(lambda: "sleep 6000" in processes_of(project), 90)
-    (sleeper,) = post(f"{api[1]}/flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["RUNNING"]}}}})
-    post(f"{api[1]}/flow_runs/{sleeper['id']}/set_state", {"state": {"type": "CANCELLING"}})  # as the UI does
-    wait_until(lambda: "sleep 6000" not in processes_of(project), 100)
-    wait_until(lambda: read_states(project, "sleeper") == ["CANCELLED"], 100)
+    wait_until(served.sleeps, 90)
+    (sleeper,) = post(f"{served.api}/flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["RUNNING"]}}}})
+    post(f"{served.api}/flow_runs/{sleeper['id']}/set_state", {"state": {"type": "CANCELLING"}})  # as the UI does
+    wait_until(lambda: not served.sleeps(), 100)
+    wait_until(lambda: read_states(served.project, "sleeper") == ["CANCELLED"], 100)
 
-    post(f"{api[1]}/deployments/{sleeper['deployment_id']}/create_flow_run", {})
-    wait_until(lambda: "sleep 6000" in processes_of(project), 90)
+
+def test_down_after_killed_worker_leaves_nothing(served: Served) -> None:
+    project = served.project
+    (run, *_) = post(f"{served.api}/flow_runs/filter", {"flows": {"name": {"any_": ["sleeper"]}}})
+    post(f"{served.api}/deployments/{run['deployment_id']}/create_flow_run", {})
+    wait_until(served.sleeps, 90)
     find_process(project, "worker", "start").kill()  # which leaves its run to itself
-    down = server("down")
+    down = call_server(project, "down")
     assert down.returncode == 0 and down.stdout == "stopped\n", down.stdout + down.stderr
     assert processes_of(project) == [] and not list(project.home.glob("up.*"))
     assert sorted(read_states(project, "sleeper")) == ["CANCELLED", "CRASHED"]
-    assert server("down").stdout == "nothing is up\n"
+    assert call_server(project, "down").stdout == "nothing is up\n"
 
 
-def test_server_commands_fail_in_one_line(
-    project: Project, server: Callable[..., subprocess.CompletedProcess[str]]
-) -> None:
+def test_server_commands_fail_in_one_line(project: Project) -> None:
     def read_error(done: subprocess.CompletedProcess[str]) -> str:
         assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1, done
         return done.stderr
@@ -249,9 +266,9 @@ def test_server_commands_fail_in_one_line(
     assert "set PREFECT_API_URL" in read_error(worker)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        assert f"port {port} is in use" in (error := read_error(server("up", port))) and "ABSTAIN_UI_PORT=" in error
-        assert f"port {port} is in use" in (error := read_error(server("up", gate=port)))
-        assert "ABSTAIN_GATE_PORT=" in error
+        for variable in ("ABSTAIN_UI_PORT", "ABSTAIN_GATE_PORT"):
+            error = read_error(call_server(project, "up", **{variable: port}))
+            assert f"port {port} is in use" in error and f"{variable}=" in error
 
 
 def test_temporary_server_stores_run_and_ends(project: Project) -> None:
@@ -268,8 +285,7 @@ def test_temporary_server_dies_with_killed_run(project: Project, monkeypatch: py
     assert run.stdout is not None
     address = run.stdout.readline().strip()
     assert run.stdout.readline() == "ran\n"
-    with urllib.request.urlopen(f"{address}/health", timeout=10) as reply:
-        assert reply.status == 200
+    assert httpx.get(f"{address}/health").status_code == 200
     monkeypatch.setenv(KEY, (project.home / "server.key").read_text().strip())
     require_key_and_origin(address, address.removesuffix("/api"))
     os.kill(run.pid, signal.SIGKILL)

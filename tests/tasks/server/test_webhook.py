@@ -8,7 +8,8 @@ import pytest
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain_tasks.server.webhook import deliver, describe_receiver, message, receiver
-from tests.tasks.receiver import Receiver, free_address
+from tests.ports import free_port
+from tests.tasks.receiver import Receiver
 
 
 def test_deliver_retries_broken_receiver() -> None:
@@ -19,7 +20,7 @@ def test_deliver_retries_broken_receiver() -> None:
 
 
 def test_deliver_retries_absent_receiver() -> None:
-    port = free_address()
+    port = free_port()
     delivery = threading.Thread(target=deliver, args=(f"http://127.0.0.1:{port}", "hello", [0.05] * 200))
     delivery.start()
     time.sleep(0.1)
