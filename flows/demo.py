@@ -44,11 +44,7 @@ class DemoResult:
 
 
 def run_demo() -> DemoResult:
-    """Ingest the sample's newest week, retrain, promote, and score with the version then in production.
-
-    Returns:
-        The results.
-    """
+    """Ingest the sample's newest week, retrain, promote, and score with the version then in production."""
     with prepare_base_model():
         report = ingest([str(INCOMING)])
     rows = _read_valid_rows(INCOMING)

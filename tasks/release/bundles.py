@@ -75,9 +75,6 @@ def fetch_bundle(repository: Path, event: RegistryEvent) -> Path:
         repository: Repository with the version's tag.
         event: The version and its digests.
 
-    Returns:
-        The folder of the bundle.
-
     Raises:
         AbstainError: The files that DVC gives are not those that were promoted; the store stays as it is.
     """
@@ -91,9 +88,6 @@ def fetch_shadow(repository: Path, shadow: Shadow) -> Path:
     Args:
         repository: Repository with the shadow's tag.
         shadow: The shadow.
-
-    Returns:
-        The folder of the bundle.
     """
     return _fetch(repository, shadow, get_bundle_folder(shadow.tag), paths.SHADOW, shadow.tag, "`abstain shadow clear`")
 
@@ -194,9 +188,6 @@ def build_shadow(root: Path, production_version: str) -> Shadow:
     """Write the bundle of the candidate in `artifacts/` to `shadow/` and smoke-test it.
 
     It has the files that decide, but no report, because a report shows answers.
-
-    Returns:
-        The shadow.
     """
     candidate, bundle = compute_sha256(root / paths.ONNX), root / paths.SHADOW
     onnx = _write_scorer(root, bundle, {"version": make_shadow_name(candidate)})

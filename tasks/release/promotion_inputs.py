@@ -65,9 +65,6 @@ def check_candidate_in_workspace(
         holdout_accepted: Whether this hold-out was accepted earlier. Unlike a reason given now, this ignores no
             champion.
 
-    Returns:
-        The promotion decision.
-
     Raises:
         AbstainError: The champion cannot be scored and no reason was given.
     """

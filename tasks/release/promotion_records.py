@@ -209,11 +209,7 @@ def hash_stage_inputs(lock_file: Path) -> str | None:
 
 
 def format_decision_table(decision: PromotionDecision, registry: Registry) -> str:
-    """Format the promotion checks as Markdown, with notices of a missing guarantee and of a tainted champion.
-
-    Returns:
-        The Markdown.
-    """
+    """Format the promotion checks as Markdown, with notices of a missing guarantee and of a tainted champion."""
     results = {True: "passed", False: bold("failed"), None: "not judged"}
     rows = [
         {"code": c.code, "check": c.name, "result": results[c.passed], "reason": c.message} for c in decision.checks

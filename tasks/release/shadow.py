@@ -35,11 +35,7 @@ POINTER = ("shadow.dvc", paths.SHADOW_POINTER)
 
 
 def list_shadow_pairs(shadow: Shadow) -> list[PairedDecision]:
-    """List the logged decisions about answers that both the shadow and its version in production decided about.
-
-    Returns:
-        The paired decisions.
-    """
+    """List the logged decisions about answers that both the shadow and its version in production decided about."""
     log = LogDatabase.open_existing(get_decision_log_url(load_settings()))
     if log is None:
         return []
@@ -62,9 +58,6 @@ def read_shadow(repository: Path, revision: str) -> Shadow | None:
 
 def set_shadow(workspace: Workspace) -> Shadow:
     """Make the candidate in `artifacts/` the shadow, in place of another one, and push it.
-
-    Returns:
-        The shadow.
 
     Raises:
         AbstainError: Nothing is in production, or the candidate is what is in production.
@@ -134,9 +127,6 @@ def review_shadow(workspace: Workspace) -> ShadowReview:
 
     It counts as one of the comparisons on the hold-out: the record has their number and the alpha that they spent. If
     nothing was reviewed since the last comparison, that record is returned.
-
-    Returns:
-        The comparison.
 
     Raises:
         AbstainError: The version in production has no shadow, too few of its answers are reviewed, or no further

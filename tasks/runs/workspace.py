@@ -172,9 +172,6 @@ def open_workspace() -> Iterator[Workspace]:
 def ensure_origin(root: Path, settings: Settings) -> str:
     """Return the git URL that runs clone from; a missing local bare repository is created from the checkout.
 
-    Returns:
-        The URL.
-
     Raises:
         AbstainError: The checkout has uncommitted changes that a run would read.
     """

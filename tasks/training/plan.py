@@ -86,11 +86,7 @@ class RetrainPlan:
 
 
 def make_plan(workspace: Workspace) -> RetrainPlan:
-    """Make a dry run: read changes from DVC and missing entries from the feature cache, and run nothing.
-
-    Returns:
-        The plan.
-    """
+    """Make a dry run: read changes from DVC and missing entries from the feature cache, and run nothing."""
     stale = find_stale(workspace, read_graph(workspace))
     cost, blocked = None, None
     try:
@@ -126,11 +122,7 @@ def _make_stage_plan(
 
 
 def summarize_reasons(reasons: Sequence[Change]) -> str:
-    """Summarize the reasons of `find_stale` in at most five words: what changed, otherwise the stages before.
-
-    Returns:
-        The summary.
-    """
+    """Summarize the reasons of `find_stale` in at most five words: what changed, otherwise the stages before."""
     kinds = list(dict.fromkeys(reason.kind for reason in reasons if reason.kind not in ("", AFTER)))[:3]
     keys = [key for reason in reasons if reason.kind == "parameters" for key in reason.details]
     if kinds == ["parameters"] and len(keys) == 1:
@@ -165,9 +157,6 @@ def get_upstream(graph: Mapping[str, set[str]], last: str) -> dict[str, set[str]
     Args:
         graph: Stage -> the stages that it depends on, in order.
         last: The stage.
-
-    Returns:
-        The partial graph.
     """
     needed = {last}
     for name in reversed(list(graph)):  # in the order of the graph, a stage comes after those that it waits for
@@ -194,9 +183,6 @@ def find_stages_with_other_requirements(workspace: Workspace) -> set[str]:
 
     That is: the entry is in the newest committed dvc.lock with a different requirements.lock. A stage that was computed
     again with an equal result counts by its first computation.
-
-    Returns:
-        The stages.
     """
     commits = workspace.git("log", "--format=%H", "--topo-order", "--full-history", "--", LOCK).split()
     if not commits:

@@ -45,11 +45,7 @@ class RetrainCost:
 
 
 def estimate_retrain_cost(workspace: Workspace) -> RetrainCost:
-    """Count the requests that are not in the feature cache, and their tokens; no model is loaded.
-
-    Returns:
-        The cost.
-    """
+    """Count the requests that are not in the feature cache, and their tokens; no model is loaded."""
     settings = load_settings()
     params, labelled, train = read_labelled(workspace)
     scorers = build_scorers(params, settings).scorers

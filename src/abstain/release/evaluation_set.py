@@ -144,9 +144,6 @@ def check_at_least(code: Code, name: str, value: float, limit: float, message: s
         value: Measured value; nan fails.
         limit: Lowest accepted value.
         message: Message of the check.
-
-    Returns:
-        The check.
     """
     return PromotionCheck(code, name, bool(value >= limit), float(value), float(limit), message)
 
@@ -160,9 +157,6 @@ def check_at_most(code: Code, name: str, value: float, limit: float, description
         value: Measured value; nan fails.
         limit: Highest accepted value.
         description: Description of the value; the message adds value and limit.
-
-    Returns:
-        The check.
     """
     message = f"{description}: {value:.3g}, at most {limit:g}"
     return PromotionCheck(code, name, bool(value <= limit), float(value), float(limit), message)

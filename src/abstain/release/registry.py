@@ -130,9 +130,6 @@ class Registry(BaseModel):
     def require_taint(self) -> Taint:
         """Return the taint of the version in production.
 
-        Returns:
-            The taint.
-
         Raises:
             AbstainError: Nothing is in production, or it was not trained on erased rows.
         """
@@ -175,9 +172,6 @@ class Registry(BaseModel):
 
     def promote(self, event: RegistryEvent) -> Registry:
         """Return the registry after a promotion.
-
-        Returns:
-            The new registry.
 
         Raises:
             AbstainError: The version was promoted before, or it is blocked.
@@ -224,11 +218,7 @@ class Registry(BaseModel):
         return max(matching, key=lambda event: parse_version(event.version)) if version is None else matching[-1]
 
     def roll_back(self, event: RegistryEvent) -> Registry:
-        """Return the registry after a rollback; the version that is left is blocked.
-
-        Returns:
-            The new registry.
-        """
+        """Return the registry after a rollback; the version that is left is blocked."""
         assert self.production is not None
         blocked = {**self.blocked, self.production.version: event.reason}
         return self.model_copy(update={"history": (*self.history, event), "blocked": blocked})
@@ -241,9 +231,6 @@ class Registry(BaseModel):
         Args:
             versions: Version trained on the rows -> whether that is certain.
             erased_at: Time of the erasure.
-
-        Returns:
-            The new registry.
         """
         tainted = dict(self.tainted)
         for version, certain in versions.items():
@@ -253,9 +240,6 @@ class Registry(BaseModel):
 
     def keep_tainted(self, reason: str) -> Registry:
         """Return the registry after the decision to leave a tainted version in production.
-
-        Returns:
-            The new registry.
 
         Raises:
             AbstainError: No tainted version is in production.
@@ -275,9 +259,6 @@ def describe_missing_guarantee(additional_reviews: int | None) -> str:
 
     Args:
         additional_reviews: About how many more reviews would give one; None if unknown.
-
-    Returns:
-        The notice.
     """
     return "without a guarantee" + (
         f", an estimated {additional_reviews:,} more reviews are needed" if additional_reviews else ""
@@ -286,9 +267,6 @@ def describe_missing_guarantee(additional_reviews: int | None) -> str:
 
 def parse_registry(text: str) -> Registry:
     """Parse `registry.json`.
-
-    Returns:
-        The registry.
 
     Raises:
         AbstainError: The file is damaged.
@@ -335,9 +313,6 @@ def get_next_version(promoted: Iterable[str], tags: Iterable[str]) -> str:
     Args:
         promoted: Versions that were promoted.
         tags: All git tags.
-
-    Returns:
-        The version.
     """
     tagged_versions = set(parse_version_tags(tags))
     major, minor, _ = max(map(parse_version, promoted), default=(1, -1, 0))

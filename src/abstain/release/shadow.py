@@ -67,18 +67,12 @@ def make_shadow_name(candidate: str) -> str:
 
     Args:
         candidate: sha256 (hex) of its ONNX file.
-
-    Returns:
-        The name.
     """
     return f"shadow-{candidate[:12]}"
 
 
 def parse_shadow(text: str) -> Shadow:
     """Parse `shadow.json`.
-
-    Returns:
-        The shadow.
 
     Raises:
         AbstainError: The file is damaged.
