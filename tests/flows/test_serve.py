@@ -6,6 +6,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,10 @@ def read_rows(project: Project) -> tuple[dict[str, Interaction], dict[str, Thumb
     )
 
 
-def test_serve_feedback_is_ingested_and_erased(trained: tuple[Project, str], tmp_path: Path) -> None:
-    project = copy_of(trained[0], tmp_path)
+def test_serve_feedback_is_ingested_and_erased(
+    trained: tuple[Project, str], prefect_server: str, tmp_path: Path
+) -> None:
+    project = replace(copy_of(trained[0], tmp_path), server=prefect_server)
     known = next(row for row in DataStore(trained[0].workspace / paths.DATA).iter_rows(Interaction) if row.contexts)
     asked: dict[str, Any] = {
         "question": known.question,
