@@ -152,9 +152,9 @@ def wait_until(condition: Callable[[], bool], goal: float = 10) -> None:
 def require_key_and_origin(api: str, *origins: str) -> None:
     """The key in our environment suffices; without it nothing is read, and no foreign page may ask."""
     assert post(f"{api}/flows/count", {}) >= 0
-    keys = ("", "5e" * 32, os.environ[KEY][:-1])
+    keys = ("7a" * 32, os.environ[KEY][:-1])
     wrong = [{"Authorization": f"Basic {b64encode(key.encode()).decode()}"} for key in keys]
-    for headers in ({}, *wrong, {"Host": "rebound.evil.example"}):
+    for headers in ({}, {"Authorization": "Basic"}, *wrong, {"Host": "rebound.evil.example"}):
         assert httpx.post(f"{api}/flows/count", json={}, headers=headers).status_code == 401
     for origin in (*origins, "https://evil.example", "null"):
         allowed = origin if origin in origins else None
