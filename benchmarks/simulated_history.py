@@ -22,6 +22,7 @@ from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.core.bundle_format import write_digest
 from abstain.learning.estimators.onnx_probe import copy_with_metadata
+from abstain.release.promotion_record import PromotionRecord
 from abstain.release.registry import Registry, RegistryEvent, load_registry, make_version_tag
 from abstain_tasks.release.bundles import compute_sha256
 from abstain_tasks.release.promotion_records import write_record
@@ -162,7 +163,6 @@ class NightlyHistory:
             "candidate_sha256": candidate,
             "inputs_sha256": candidate,
             "champion": self.registry.production_version,
-            "reasons": [{"code": "A401", "check": "better", "message": "not better"}],
         }
         name = paths.APPROVALS / f"rejected-{candidate[:12]}-{self.record['metrics']['holdout']['digest'][:8]}.json"
         self.commits.append(
@@ -182,7 +182,7 @@ class NightlyHistory:
 
     def _seal_record(self, record: dict[str, Any]) -> bytes:
         file = Path(self._scratch.name) / "record.json"
-        write_record(file, record)
+        write_record(file, PromotionRecord.model_validate(record))
         return file.read_bytes()
 
     def __post_init__(self) -> None:

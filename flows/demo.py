@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from abstain.config.settings import load_settings
 from abstain.core.codes import Code
 from abstain.core.contracts import ImportedInteraction
 from abstain.core.errors import AbstainError
 from abstain.ingest.report import IngestReport
+from abstain.learning.evaluation.evaluation_result import EvaluationMetrics, HoldoutMetrics
 from abstain.sample.files import INCOMING
 from abstain.serving.decision import Decision
 from abstain.serving.gate import DecisionInput, Gate
@@ -31,7 +30,7 @@ class DemoResult:
         report: Report of the ingest.
         retrained: Result of the retrain.
         bundle: Folder of the bundle in production.
-        metrics: Its metrics.json.
+        holdout: Its metrics on the hold-out.
         guarantee: Its guarantee in one sentence.
         examples: One shown and one withheld answer of the new week, if there are any.
     """
@@ -39,17 +38,13 @@ class DemoResult:
     report: IngestReport
     retrained: RetrainResult
     bundle: Path
-    metrics: dict[str, Any]
+    holdout: HoldoutMetrics
     guarantee: str
     examples: list[tuple[ImportedInteraction, Decision]]
 
 
 def run_demo() -> DemoResult:
-    """Ingest the sample's newest week, retrain, promote, and score with the version then in production.
-
-    Returns:
-        The results.
-    """
+    """Ingest the sample's newest week, retrain, promote, and score with the version then in production."""
     with prepare_base_model():
         report = ingest([str(INCOMING)])
     rows = _read_valid_rows(INCOMING)
@@ -65,9 +60,9 @@ def run_demo() -> DemoResult:
     gate = Gate.open(bundle, load_settings())
     decisions = gate.decide_all(inputs)
     by_decision = {decision.decision: (row, decision) for row, decision in zip(rows, decisions, strict=True)}
-    metrics = json.loads((bundle / "metrics.json").read_text())
+    holdout = EvaluationMetrics.model_validate_json((bundle / "metrics.json").read_bytes()).holdout
     examples = [by_decision[d] for d in ("show", "abstain") if d in by_decision]
-    return DemoResult(report, retrained, bundle, metrics, gate.predictor.guarantee.message, examples)
+    return DemoResult(report, retrained, bundle, holdout, gate.predictor.guarantee.message, examples)
 
 
 def _read_valid_rows(file: Path) -> list[ImportedInteraction]:

@@ -426,16 +426,20 @@ def small_template(tmp_path_factory: pytest.TempPathFactory) -> Project:
     return project
 
 
-@pytest.fixture
-def small_project(small_template: Project, prefect_server: str, tmp_path: Path) -> Project:
+def clone_small(template: Project, server: str, folder: Path) -> Project:
     """A clone of `small_template` that nothing has run in yet."""
-    project = Project(tmp_path / "small" / "checkout", tmp_path / "small" / "home", prefect_server)
-    small_template.git("clone", "-q", str(small_template.root), str(project.root))
-    (tmp_path / "small" / "empty").mkdir()
+    project = Project(folder / "checkout", folder / "home", server)
+    template.git("clone", "-q", str(template.root), str(project.root))
+    (folder / "empty").mkdir()
     project.home.mkdir()
     (project.home / "models").symlink_to(MODELS)
     give_tables(project.home, MODELS.parent)
     return project
+
+
+@pytest.fixture
+def small_project(small_template: Project, prefect_server: str, tmp_path: Path) -> Project:
+    return clone_small(small_template, prefect_server, tmp_path / "small")
 
 
 def read_lock(root: Path) -> dict:

@@ -184,14 +184,13 @@ def status() -> None:
     if registry.production is None or holdout is None:
         console.print("nothing is in production yet: run `abstain retrain`")
         return
-    served = holdout["served"]["name"]
-    metrics, at_threshold = holdout["scorers"][served], holdout["at_threshold"]
+    served, point = holdout.served.name, holdout.at_threshold
     console.print(
         f"in production: {_describe_production(registry)}, by {registry.production.action} at "
         f"{registry.production.occurred_at:%Y-%m-%d %H:%M} UTC\n{served}: AUROC "
-        f"{format_with_interval(metrics, 'auroc')} on {holdout['rows']} answers; at threshold "
-        f"{at_threshold['threshold']:.3f} precision {format_number(at_threshold['precision'])}, "
-        f"shows {at_threshold['coverage']:.1%}\nguarantee: {registry.production.guarantee.message}"
+        f"{format_with_interval(holdout.scorers[served], 'auroc')} on {holdout.rows} answers; at threshold "
+        f"{point.threshold:.3f} precision {format_number(point.precision)}, "
+        f"shows {point.coverage:.1%}\nguarantee: {registry.production.guarantee.message}"
     )
     for event in reversed(registry.history):
         console.print(f"  {event.occurred_at:%Y-%m-%d %H:%M}  {event.action:8}  {event.version}  {event.reason}")

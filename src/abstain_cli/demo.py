@@ -26,9 +26,9 @@ def make_summary(demo: DemoResult, project: Path) -> Table:
         The table.
     """
     ran = [stage.stage for stage in demo.retrained.stages if stage.status == "ran"]
-    holdout = demo.metrics["holdout"]
-    served, at_threshold = holdout["served"], holdout["at_threshold"]
-    metrics = holdout["scorers"][served["name"]]
+    holdout = demo.holdout
+    served, point = holdout.served, holdout.at_threshold
+    metrics = holdout.scorers[served.name]
     outcome = demo.retrained.promotion
     assert outcome is not None
     table = Table(show_header=False, title="Abstain, on the sample")
@@ -44,17 +44,12 @@ def make_summary(demo: DemoResult, project: Path) -> Table:
     table.add_row("in production", f"probe {outcome.version} ({outcome.status})")
     for reason in outcome.reasons:
         table.add_row("", reason)
-    table.add_row("served", f"{served['name']}, {served['forward_tokens']:.0f} tokens an answer")
-    table.add_row(
-        "AUROC", f"{metrics['auroc']:.3f}, 95 % interval {metrics['auroc_low']:.3f} to {metrics['auroc_high']:.3f}"
-    )
-    table.add_row(
-        f"at threshold {at_threshold['threshold']:.3f}",
-        f"precision {at_threshold['precision']:.1%}, shows {at_threshold['coverage']:.1%}",
-    )
+    table.add_row("served", f"{served.name}, {served.forward_tokens:.0f} tokens an answer")
+    table.add_row("AUROC", f"{metrics.auroc:.3f}, 95 % interval {metrics.auroc_low:.3f} to {metrics.auroc_high:.3f}")
+    table.add_row(f"at threshold {point.threshold:.3f}", f"precision {point.precision:.1%}, shows {point.coverage:.1%}")
     table.add_row("guaranteed there", demo.guarantee)
     table.add_row("", summarize_holdout(holdout))
-    table.add_row("all answers", f"{holdout['base_rate']:.1%} of {holdout['rows']} on the frozen hold-out are correct")
+    table.add_row("all answers", f"{holdout.base_rate:.1%} of {holdout.rows} on the frozen hold-out are correct")
     for row, decision in demo.examples:
         table.add_row(f"{decision.decision} ({decision.confidence:.2f})", f"{row.question}\n-> {row.answer}")
     costs = json.loads((demo.bundle / "evaluation.json").read_text())["forward_tokens"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 from rich.table import Table
@@ -10,6 +10,7 @@ from rich.table import Table
 from abstain_cli.terminal import console
 
 if TYPE_CHECKING:
+    from abstain.release.promotion_record import ShadowRecord
     from abstain.release.shadow import Shadow
 
 app = typer.Typer(
@@ -75,10 +76,10 @@ def compare() -> None:
         review = review_shadow(workspace)
     record = review.record
     console.print(_make_table(record))
-    for name, counts in sorted(record["shown_counts"].items()):  # as a record that is read again has them
+    for name, counts in sorted(record.shown_counts.items()):  # as a record that is read again has them
         console.print(f"shown by {name}: {counts['answers']:,} answers, {counts['correct']:,} correct")
-    console.print(f"{record['outcome']}: {record['reasons'][0]['message']}", soft_wrap=True)
-    console.print(OUTCOME_MEANINGS[record["outcome"]], soft_wrap=True)
+    console.print(f"{record.outcome}: {record.checks[0].message}", soft_wrap=True)
+    console.print(OUTCOME_MEANINGS[record.outcome], soft_wrap=True)
     if review.is_repeat:
         console.print("nothing was reviewed since: this is the record of that comparison, and no other was made")
 
@@ -87,17 +88,15 @@ def _describe_shadow(shadow: Shadow) -> str:
     return f"{shadow.version} is the shadow of {shadow.production_version}, without effect on what is shown"
 
 
-def _make_table(record: dict[str, Any]) -> Table:
+def _make_table(record: ShadowRecord) -> Table:
     from abstain.core.formatting import NO_INTERVAL, format_number
+    from abstain.core.markdown import is_defined
 
-    table = Table("metric", record["shadow"], record["champion"], "difference (95 %)")
-    for comparison in record["champion_comparison"]:
-        difference, low, high = (format_number(comparison[key], "+.3f") for key in ("difference", "low", "high"))
-        interval = NO_INTERVAL if comparison["low"] is None or comparison["high"] is None else f"{low} to {high}"
+    table = Table("metric", record.shadow, record.champion, "difference (95 %)")
+    for row in record.champion_comparison:
+        difference, low, high = (format_number(value, "+.3f") for value in (row.difference, row.low, row.high))
+        interval = f"{low} to {high}" if is_defined(row.low) and is_defined(row.high) else NO_INTERVAL
         table.add_row(
-            comparison["metric"],
-            format_number(comparison["candidate"]),
-            format_number(comparison["champion"]),
-            f"{difference} ({interval})",
+            row.metric, format_number(row.candidate), format_number(row.champion), f"{difference} ({interval})"
         )
     return table

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from abstain.core.bundle_format import compute_sha256, is_intact, write_digest
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_json
-from abstain.learning.thresholds.guarantee import Guarantee
 from abstain.release.registry import RegistryEvent, make_version_tag, parse_registry
 from abstain.release.shadow import Shadow, make_shadow_name
 from abstain_tasks.runs.shell import git, run
@@ -28,6 +27,7 @@ from abstain_tasks.runs.workspace import fetch_origin_snapshot
 from abstain_tasks.training.plan import REQUIREMENTS
 
 if TYPE_CHECKING:
+    from abstain.release.promotion_record import PromotionRecord
     from abstain.serving.live_scorer import LiveScorer
 
 SMOKE_ROWS = 8
@@ -75,9 +75,6 @@ def fetch_bundle(repository: Path, event: RegistryEvent) -> Path:
         repository: Repository with the version's tag.
         event: The version and its digests.
 
-    Returns:
-        The folder of the bundle.
-
     Raises:
         AbstainError: The files that DVC gives are not those that were promoted; the store stays as it is.
     """
@@ -91,9 +88,6 @@ def fetch_shadow(repository: Path, shadow: Shadow) -> Path:
     Args:
         repository: Repository with the shadow's tag.
         shadow: The shadow.
-
-    Returns:
-        The folder of the bundle.
     """
     return _fetch(repository, shadow, get_bundle_folder(shadow.tag), paths.SHADOW, shadow.tag, "`abstain shadow clear`")
 
@@ -145,10 +139,6 @@ def _is_promoted(bundle: Path, event: BundleReference) -> bool:
 def smoke_test(bundle: Path, event: BundleReference) -> None:
     """Score the bundle's own answers and compare with the confidences at its promotion.
 
-    Args:
-        bundle: The folder of the bundle.
-        event: The version.
-
     Raises:
         AbstainError: The confidences or the version differ.
     """
@@ -164,34 +154,29 @@ def smoke_test(bundle: Path, event: BundleReference) -> None:
         )
 
 
-def build_bundle(root: Path, record: dict[str, Any], candidate: str, holdout: str) -> RegistryEvent:
+def build_bundle(root: Path, record: PromotionRecord) -> RegistryEvent:
     """Write the bundle of the approved candidate to `release/` and smoke-test it.
-
-    Args:
-        root: The folder of the workspace.
-        record: The promotion record.
-        candidate: sha256 (hex) of the candidate's ONNX file.
-        holdout: Digest of its hold-out.
 
     Returns:
         The event for the registry.
     """
-    version, guarantee = record["version"], record["guarantee"]
-    bundle = root / paths.RELEASE
-    onnx = _write_scorer(root, bundle, {"version": version, "guarantee": json.dumps(guarantee, sort_keys=True)})
+    assert record.version is not None
+    bundle, content = root / paths.RELEASE, record.to_dict()
+    guarantee = json.dumps(content["guarantee"], sort_keys=True)
+    onnx = _write_scorer(root, bundle, {"version": record.version, "guarantee": guarantee})
     report = sorted((root / paths.REPORT).iterdir())
     for file in (paths.METRICS, paths.EVALUATION, paths.PARAMS, Path(REQUIREMENTS), *report):
         shutil.copy(root / file, bundle / file.name)
-    write_json(bundle / "approval.json", record)
+    write_json(bundle / "approval.json", content)
     event = RegistryEvent(
         action="promote",
-        version=version,
+        version=record.version,
         sha256=compute_sha256(onnx),
-        candidate_sha256=candidate,
-        occurred_at=datetime.fromisoformat(record["decided_at"]),
-        holdout_sha256=holdout,
-        reason=_describe_promotion_reason(record["erasure"], record["new_holdout_reason"]),
-        guarantee=Guarantee.model_validate(guarantee),
+        candidate_sha256=record.candidate_sha256,
+        occurred_at=datetime.fromisoformat(record.decided_at),
+        holdout_sha256=record.metrics.holdout.digest,
+        reason=_describe_promotion_reason(record),
+        guarantee=record.guarantee,
         kind=json.loads((root / paths.SCORER_CHOICE).read_text())["kind"],
         bundle_sha256=write_digest(bundle),
     )
@@ -203,13 +188,6 @@ def build_shadow(root: Path, production_version: str) -> Shadow:
     """Write the bundle of the candidate in `artifacts/` to `shadow/` and smoke-test it.
 
     It has the files that decide, but no report, because a report shows answers.
-
-    Args:
-        root: The folder of the workspace.
-        production_version: The version in production.
-
-    Returns:
-        The shadow.
     """
     candidate, bundle = compute_sha256(root / paths.ONNX), root / paths.SHADOW
     onnx = _write_scorer(root, bundle, {"version": make_shadow_name(candidate)})
@@ -241,9 +219,10 @@ def _write_scorer(root: Path, bundle: Path, metadata: dict[str, str]) -> Path:
     return onnx
 
 
-def _describe_promotion_reason(erasure: dict[str, Any] | None, new_holdout: str | None) -> str:
+def _describe_promotion_reason(record: PromotionRecord) -> str:
     """Describe why a version was promoted: the checks approved it, a recorded decision, or an erasure."""
-    reasons = ["erasure", erasure["accepted"], new_holdout] if erasure else [new_holdout]
+    reasons = ["erasure", record.erasure.accepted] if record.erasure else []
+    reasons.append(record.new_holdout_reason)
     return "; ".join(filter(None, reasons)) or "approved by the promotion checks"
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Literal
 
 from prefect import task
 from prefect.artifacts import create_markdown_artifact
@@ -18,12 +17,13 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.core.reasons import Reason
-from abstain.learning.thresholds.guarantee import Guarantee
+from abstain.learning.evaluation.evaluation_result import EvaluationMetrics
 from abstain.release.promotion_check import ComparisonRule, PromotionDecision, describe_failure
+from abstain.release.promotion_record import DecisionInputs, Erasure, PromotionRecord, RecordedMetrics
 from abstain.release.registry import Registry, get_next_version, load_registry, make_version_tag
 from abstain.release.shadow import should_shadow_rejected
 from abstain_tasks.release.bundles import build_bundle, fetch_bundle, smoke_test
-from abstain_tasks.release.promotion_inputs import check_candidate_in_workspace
+from abstain_tasks.release.promotion_inputs import check_candidate_in_workspace, read_guarantee
 from abstain_tasks.release.promotion_params import write_promotion_params, write_rollback_params
 from abstain_tasks.release.promotion_records import (
     find_earlier_rejection,
@@ -64,9 +64,6 @@ class PromotionResult:
 
 def require_candidate(workspace: Workspace) -> None:
     """Check out the candidate that `dvc.lock` records.
-
-    Args:
-        workspace: The workspace.
 
     Raises:
         AbstainError: There is no candidate, or it is out of date.
@@ -115,8 +112,7 @@ def promote_candidate(
     if accept_erasure is not None:
         registry.require_taint()
     same = registry.production is not None and registry.production.candidate_sha256 == candidate and taint is None
-    tuned = json.loads((workspace.path / paths.THRESHOLD).read_text())
-    guarantee = Guarantee.model_validate(tuned["guarantee"])
+    guarantee = read_guarantee(workspace)
     if same and (registry.has_guarantee or guarantee.status == "none"):
         return _finish_unchanged(workspace, registry, base_commit)
     if blocked := next(
@@ -130,20 +126,19 @@ def promote_candidate(
         _push_record(workspace, base_commit)
         reason = f"it is {blocked} again, which was blocked: {registry.blocked[blocked]}"
         return _finish_rejected(registry, candidate, [Reason(Code.NO_VERSION, "not blocked", reason)])
-    metrics = json.loads((workspace.path / paths.METRICS).read_text())
+    metrics = RecordedMetrics.model_validate_json((workspace.path / paths.METRICS).read_bytes())
     params = load_params(workspace.path / paths.PARAMS)
     limits = params.promotion.model_dump(mode="json") | params.evaluation.model_dump(mode="json")
     limits["threshold"] = params.threshold.model_dump(mode="json")
-    erasure = {"since": taint.since.isoformat(), "accepted": accept_erasure} if taint else None
-    inputs = {
-        "champion": registry.production_version,
-        "metrics": metrics,
-        "limits": limits,
-        "erasure": erasure,
-        "candidate_sha256": candidate,
-        "inputs_sha256": hash_stage_inputs(workspace.path / LOCK),
-    }
-    holdout = metrics["holdout"]["digest"]
+    inputs = DecisionInputs(
+        champion=registry.production_version,
+        metrics=metrics,
+        limits=limits,
+        erasure=Erasure(since=taint.since.isoformat(), accepted=accept_erasure) if taint else None,
+        candidate_sha256=candidate,
+        inputs_sha256=hash_stage_inputs(workspace.path / LOCK),
+    )
+    holdout = metrics.holdout.digest
     records = read_verified_records(workspace, registry)
     acceptance = new_holdout
     if acceptance is None and registry.production is not None and registry.production.holdout_sha256 != holdout:
@@ -158,27 +153,29 @@ def promote_candidate(
     budget = read_comparison_budget(records, holdout, acceptance is not None)
     prior_coverage_loss = get_prior_coverage_loss(records, registry.production_version)
     decision = check_candidate_in_workspace(
-        workspace, registry, metrics, new_holdout, rule, budget, prior_coverage_loss, acceptance is not None
+        workspace, registry, holdout, new_holdout, rule, budget, prior_coverage_loss, acceptance is not None
     )
     if same and decision.missing_guarantee_reason:  # still
         return _finish_unchanged(workspace, registry, base_commit)
-    spent_budget = budget.spend(params.promotion) if decision.used_comparison else None
+    spent_budget = (budget.spend(params.promotion) if decision.used_comparison else None) or budget
     table = format_decision_table(decision, registry)
     create_markdown_artifact(table, key="promotion", description="may it be promoted?")
     version = get_next_version((event.version for event in registry.history), workspace.git("tag", "--list").split())
-    record = {
-        **decision.to_dict(),
-        "version": version if decision.is_approved else None,
-        **inputs,
-        "guarantee": decision.conclude(guarantee, metrics["holdout"]).model_dump(mode="json"),
-        "comparison": (spent_budget or budget).used or None,  # sums: a later record may take this one's file
-        "alpha_spent": (spent_budget or budget).alpha_spent or None,
-        "decided_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": workspace.git("rev-parse", "HEAD").strip(),
-        "requirements_sha256": compute_sha256(workspace.path / REQUIREMENTS),
-        "new_holdout_reason": acceptance,
-        "params": params.model_dump(mode="json"),
-    }
+    record = PromotionRecord(
+        **dict(inputs),
+        approved=decision.is_approved,
+        version=version if decision.is_approved else None,
+        checks=decision.checks,
+        champion_comparison=decision.champion_comparison,
+        guarantee=decision.conclude(guarantee, EvaluationMetrics.model_validate(metrics.to_dict()).holdout),
+        comparison=spent_budget.used or None,  # sums: a later record may take this one's file
+        alpha_spent=spent_budget.alpha_spent or None,
+        decided_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        commit=workspace.git("rev-parse", "HEAD").strip(),
+        requirements_sha256=compute_sha256(workspace.path / REQUIREMENTS),
+        new_holdout_reason=acceptance,
+        params=params.model_dump(mode="json"),
+    )
     if decision.is_approved:
         return _approve(workspace, registry, decision, record, base_commit)
     return _reject(workspace, registry, decision, record, base_commit)
@@ -188,11 +185,11 @@ def _approve(
     workspace: Workspace,
     registry: Registry,
     decision: PromotionDecision,
-    record: dict[str, Any],
+    record: PromotionRecord,
     base_commit: str | None,
 ) -> PromotionResult:
     """Build and publish the approved candidate's bundle."""
-    event = build_bundle(workspace.path, record, record["candidate_sha256"], record["metrics"]["holdout"]["digest"])
+    event = build_bundle(workspace.path, record)
     if base_commit:
         restore_params(workspace, base_commit)  # the bundle has the run's own
     _publish_promotion(workspace, registry.promote(event), record)
@@ -205,13 +202,13 @@ def _reject(
     workspace: Workspace,
     registry: Registry,
     decision: PromotionDecision,
-    record: dict[str, Any],
+    record: PromotionRecord,
     base_commit: str | None,
 ) -> PromotionResult:
     """Push the record of a rejection; the candidate becomes the shadow if params.yaml says so and there is none."""
     if base_commit:
         discard_commits(workspace, base_commit)
-    candidate, holdout = record["candidate_sha256"], record["metrics"]["holdout"]["digest"]
+    candidate, holdout = record.candidate_sha256, record.metrics.holdout.digest
     write_record(workspace.path / paths.APPROVALS / f"rejected-{candidate[:12]}-{holdout[:8]}.json", record)
     message = "Record why a candidate was not promoted\n\n" + "\n".join(
         reason.message_with_code for reason in decision.reasons
@@ -245,13 +242,6 @@ def _push_record(workspace: Workspace, base_commit: str | None) -> None:
 def keep_tainted(workspace: Workspace, reason: str) -> Registry:
     """Record why a version that was trained on erased rows stays in production.
 
-    Args:
-        workspace: The workspace.
-        reason: The reason.
-
-    Returns:
-        The new registry.
-
     Raises:
         AbstainError: No tainted version is in production.
     """
@@ -271,9 +261,6 @@ def roll_back(workspace: Workspace, version: str | None, reason: str) -> Registr
         workspace: The workspace.
         version: The wanted version; None selects the highest unblocked one below production.
         reason: The recorded reason.
-
-    Returns:
-        The new registry.
     """
     registry = load_registry(workspace.path / paths.REGISTRY)
     target = registry.find_rollback_target(version)
@@ -309,10 +296,10 @@ def _finish_rejected(registry: Registry, candidate: str, reasons: list[Reason]) 
     )
 
 
-def _publish_promotion(workspace: Workspace, registry: Registry, record: dict[str, Any]) -> None:
+def _publish_promotion(workspace: Workspace, registry: Registry, record: PromotionRecord) -> None:
     """Commit the bundle with its record, the moved pointer and the changed parameters; then tag and push."""
-    version = record["version"]
     assert registry.production is not None
+    version = registry.production.version
     changed = [LOCK] if write_promotion_params(workspace, registry.production) else []
     workspace.dvc("add", "--quiet", str(paths.RELEASE))
     write_record(workspace.path / paths.APPROVALS / f"{version}.json", record)

@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -24,6 +23,7 @@ from abstain.core.scorer_names import BASE_RATE, LENGTH_ONLY
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import compute_holdout_digest, select_reviewed, split_by_sampling
 from abstain.ingest.erasure import count_erased_answers
+from abstain.learning.evaluation.evaluation_result import ThresholdResult
 from abstain.learning.metrics.weighted_metrics import row_weights
 from abstain.learning.thresholds.guarantee import Guarantee
 from abstain.release.champion_comparison import ComparisonBudget
@@ -36,10 +36,15 @@ from abstain_tasks.runs.shell import run
 from abstain_tasks.runs.workspace import Workspace
 
 
+def read_guarantee(workspace: Workspace) -> Guarantee:
+    """Read the candidate's guarantee by the validation split from `artifacts/threshold.json`."""
+    return ThresholdResult.model_validate_json((workspace.path / paths.THRESHOLD).read_bytes()).guarantee
+
+
 def check_candidate_in_workspace(
     workspace: Workspace,
     registry: Registry,
-    metrics: dict[str, Any],
+    holdout_sha256: str,
     new_holdout: str | None,
     rule: ComparisonRule,
     budget: ComparisonBudget,
@@ -51,7 +56,7 @@ def check_candidate_in_workspace(
     Args:
         workspace: Workspace with the candidate's artifacts.
         registry: Current registry.
-        metrics: The candidate's `artifacts/metrics.json`.
+        holdout_sha256: Digest of the hold-out in the candidate's metrics.json.
         new_holdout: Recorded reason for another hold-out or base model. A champion that cannot be scored is then
             ignored.
         rule: Required result of the comparison.
@@ -59,9 +64,6 @@ def check_candidate_in_workspace(
         prior_coverage_loss: Coverage that the champion lost against its predecessors, as a share of all answers.
         holdout_accepted: Whether this hold-out was accepted earlier. Unlike a reason given now, this ignores no
             champion.
-
-    Returns:
-        The promotion decision.
 
     Raises:
         AbstainError: The champion cannot be scored and no reason was given.
@@ -78,8 +80,7 @@ def check_candidate_in_workspace(
     if champion:
         names.append(champion)
     candidate = OnnxProbe(workspace.path / paths.ONNX).metadata
-    tuned = json.loads((workspace.path / paths.THRESHOLD).read_text())
-    guarantee = Guarantee.model_validate(tuned["guarantee"])
+    guarantee = read_guarantee(workspace)
     precision = math.nan if guarantee.estimates.precision is None else guarantee.estimates.precision
     printed = run(["python", "-m", "abstain.serving.scorer_latency", str(paths.ONNX)], workspace.path)
     latency = json.loads(printed.splitlines()[-1])  # warnings of libraries may precede it
@@ -100,7 +101,7 @@ def check_candidate_in_workspace(
         parity=json.loads((workspace.path / paths.PARITY).read_text())["max_abs_difference"],
         latency_p99_ms=latency["p99_ms"],
         champion_threshold=champion_threshold,
-        same_target=champion is None or _has_same_target(workspace, champion, params),
+        same_target=champion_event is None or _has_same_target(champion_event, params),
         missing_guarantee=missing_guarantee,
         allow_missing_guarantee=allow_missing and (champion_event is None or rule == "accepted"),
         forward_tokens=json.loads(candidate["scorer"])["forward_tokens"],
@@ -109,7 +110,7 @@ def check_candidate_in_workspace(
     erased: int | None = 0
     if (
         champion_event
-        and champion_event.holdout_sha256 != metrics["holdout"]["digest"]
+        and champion_event.holdout_sha256 != holdout_sha256
         and new_holdout is None
         and not holdout_accepted
     ):
@@ -175,11 +176,11 @@ def _find_missing_guarantee(
     return None
 
 
-def _has_same_target(workspace: Workspace, champion: str, params: Params) -> bool:
+def _has_same_target(champion: RegistryEvent, params: Params) -> bool:
     """Check whether the champion's threshold was tuned for the current target."""
-    record = json.loads((workspace.path / paths.APPROVALS / f"{champion}.json").read_text())
-    promoted, current = record["limits"]["threshold"], params.threshold.model_dump(mode="json")
-    return all(promoted[key] == current[key] for key in ("metric", "target", "confidence"))
+    return all(
+        getattr(champion.guarantee, key) == getattr(params.threshold, key) for key in ("metric", "target", "confidence")
+    )
 
 
 def _count_erased_from_holdout(workspace: Workspace, event: RegistryEvent, scores: pd.DataFrame) -> int | None:
@@ -223,11 +224,6 @@ class ChampionScores:
 
 def score_champion(workspace: Workspace, event: RegistryEvent, ids: Iterable[str]) -> ChampionScores:
     """Score answers with the champion, through its own layer and base model.
-
-    Args:
-        workspace: The workspace.
-        event: The champion.
-        ids: Interaction ids.
 
     Returns:
         Confidences, probabilities and threshold.

@@ -23,29 +23,22 @@ from abstain.core.reasons import Reason
 from abstain.release.champion_comparison import ComparisonBudget
 from abstain.release.degradation_checks import COVERAGE
 from abstain.release.promotion_check import PromotionDecision
+from abstain.release.promotion_record import RECORDS, DecisionInputs, DecisionRecord, PromotionRecord, ShadowRecord
 from abstain.release.registry import Registry, describe_missing_guarantee, make_version_tag
 from abstain_tasks.runs.workspace import Workspace
 
-Record = dict[str, Any]
 DECISION_KEYS = ("champion", "limits", "erasure")
 """With equal ones, equal candidates are decided on alike."""
 
 
-def write_record(file: Path, record: Record) -> None:
-    """Write a record with its seal.
-
-    Args:
-        file: The file to write.
-        record: The record.
-    """
-    write_json(file, {**record, "seal": _seal(record)})
+def write_record(file: Path, record: DecisionRecord) -> None:
+    """Write a record with its seal."""
+    content = record.to_dict()
+    write_json(file, {**content, "seal": _seal(content)})
 
 
-def read_records(folder: Path) -> list[Record]:
+def read_records(folder: Path) -> list[PromotionRecord | ShadowRecord]:
     """Read all records.
-
-    Args:
-        folder: The folder of the records.
 
     Returns:
         The records, oldest first.
@@ -56,45 +49,21 @@ def read_records(folder: Path) -> list[Record]:
     records = []
     for file in sorted(folder.glob("*.json")):
         try:
-            record = json.loads(file.read_text(encoding="utf-8"))
-            whole = record.pop("seal") == _seal(record) and isinstance(record["decided_at"], str)
+            content = json.loads(file.read_text(encoding="utf-8"))
+            if content.pop("seal") != _seal(content):
+                raise ValueError
+            records.append(RECORDS.validate_python(content))
         except (ValueError, AttributeError, KeyError, TypeError):
-            whole = False
-        if not whole:
             raise AbstainError(
                 Code.BAD_ARTIFACT,
                 f"{folder.name}/{file.name} was edited since it was written, so the comparisons on this hold-out "
                 f"cannot be counted: restore it from git (git log -- {folder.name}/{file.name})",
-            )
-        records.append(record)
-    return sorted(records, key=lambda record: str(record["decided_at"]))
+            ) from None
+    return sorted(records, key=lambda record: record.decided_at)
 
 
-def require_records(names: Iterable[str], root: Path) -> None:
-    """Require that records exist.
-
-    Args:
-        names: Records that git knows of, as paths in `root`.
-        root: The folder of the workspace.
-
-    Raises:
-        AbstainError: A record is missing; the message names the first one.
-    """
-    missing = next((name for name in names if not (root / name).is_file()), None)
-    if missing is not None:
-        raise AbstainError(
-            Code.BAD_ARTIFACT,
-            f"{missing} was deleted, so the comparisons on this hold-out cannot be counted: restore it (git checkout "
-            f'"$(git log -1 --format=%h --diff-filter=D -- {missing})^" -- {missing}), and commit it',
-        )
-
-
-def read_verified_records(workspace: Workspace, registry: Registry) -> list[Record]:
+def read_verified_records(workspace: Workspace, registry: Registry) -> list[PromotionRecord | ShadowRecord]:
     """Read all records and require those that git knows of.
-
-    Args:
-        workspace: The workspace.
-        registry: The current registry.
 
     Returns:
         The records, oldest first.
@@ -106,11 +75,17 @@ def read_verified_records(workspace: Workspace, registry: Registry) -> list[Reco
         since = f"refs/tags/{make_version_tag(registry.history[0].version)}"  # before it nothing was compared
         workspace.require_revision(since)
         of_versions = [str(paths.APPROVALS / f"{event.version}.json") for event in registry.history]
-        require_records([*of_versions, *workspace.list_added_files(since, paths.APPROVALS)], workspace.path)
+        for name in (*of_versions, *workspace.list_added_files(since, paths.APPROVALS)):
+            if not (workspace.path / name).is_file():
+                raise AbstainError(
+                    Code.BAD_ARTIFACT,
+                    f"{name} was deleted, so the comparisons on this hold-out cannot be counted: restore it (git "
+                    f'checkout "$(git log -1 --format=%h --diff-filter=D -- {name})^" -- {name}), and commit it',
+                )
     return read_records(workspace.path / paths.APPROVALS)
 
 
-def read_comparison_budget(records: Iterable[Record], holdout: str, accepting: bool) -> ComparisonBudget:
+def read_comparison_budget(records: Iterable[DecisionRecord], holdout: str, accepting: bool) -> ComparisonBudget:
     """Count the comparisons on a hold-out and the alpha that they spent.
 
     Args:
@@ -122,22 +97,20 @@ def read_comparison_budget(records: Iterable[Record], holdout: str, accepting: b
     Returns:
         The comparison budget that is used so far.
     """
-    comparisons: list[Record] = []
+    comparisons: list[DecisionRecord] = []
     for record in records:
-        if accepting:
-            if record["metrics"]["holdout"]["digest"] == holdout:
-                comparisons.append(record)
-            continue
-        if record["approved"] and record["new_holdout_reason"] is not None:
+        if not accepting and record.approved and record.new_holdout_reason is not None:
             comparisons.clear()
-        comparisons.append(record)
+        if not accepting or record.metrics.holdout.digest == holdout:
+            comparisons.append(record)
     # Each record has the sums up to it.
     return ComparisonBudget(
-        *(max((record[key] or 0 for record in comparisons), default=0) for key in ("comparison", "alpha_spent"))
+        max((record.comparison or 0 for record in comparisons), default=0),
+        max((record.alpha_spent or 0.0 for record in comparisons), default=0.0),
     )
 
 
-def get_prior_coverage_loss(records: Iterable[Record], champion: str | None) -> float:
+def get_prior_coverage_loss(records: Iterable[DecisionRecord], champion: str | None) -> float:
     """Get the coverage that the champion lost against the versions in production before it.
 
     Args:
@@ -148,14 +121,13 @@ def get_prior_coverage_loss(records: Iterable[Record], champion: str | None) -> 
         The loss as a share of all answers; 0 if it was accepted by hand, not significant, or the target was another
         one.
     """
-    record = next((record for record in records if champion is not None and record.get("version") == champion), None)
-    if record is None or (record["erasure"] or {}).get("accepted"):
+    record = next((record for record in records if champion is not None and record.version == champion), None)
+    if record is None or (record.erasure and record.erasure.accepted):
         return 0.0
-    values = [check["value"] for check in record["checks"] if check["name"] == COVERAGE and check["passed"]]
-    return max(0.0, -values[0]) if values else 0.0
+    return max([0.0, *(-check.value for check in record.checks if check.name == COVERAGE and check.passed)])
 
 
-def find_holdout_acceptance(records: Iterable[Record], holdout: str) -> str | None:
+def find_holdout_acceptance(records: Iterable[DecisionRecord], holdout: str) -> str | None:
     """Find the recorded reason for accepting a hold-out, whether that candidate was promoted or not.
 
     Args:
@@ -165,11 +137,11 @@ def find_holdout_acceptance(records: Iterable[Record], holdout: str) -> str | No
     Returns:
         The latest reason; None if it was never accepted.
     """
-    reasons = [record["new_holdout_reason"] for record in records if record["metrics"]["holdout"]["digest"] == holdout]
+    reasons = [record.new_holdout_reason for record in records if record.metrics.holdout.digest == holdout]
     return next((reason for reason in reversed(reasons) if reason is not None), None)
 
 
-def find_holdout_refill(records: Iterable[Record], champion: str, split: SplitParams) -> str | None:
+def find_holdout_refill(records: Iterable[DecisionRecord], champion: str, split: SplitParams) -> str | None:
     """Find out whether params.yaml has refilled the hold-out since the champion's promotion.
 
     Args:
@@ -180,17 +152,15 @@ def find_holdout_refill(records: Iterable[Record], champion: str, split: SplitPa
     Returns:
         The reason to record; None if it was not refilled.
     """
-    promoted = next(
-        (record["params"]["split"] for record in records if record.get("version") == champion and "params" in record),
-        None,
-    )
-    current = split.model_dump(mode="json")
-    if promoted is None or split.holdout_from is None or promoted["holdout_from"] == current["holdout_from"]:
-        return None
-    return f"refilled with the answers asked since {current['holdout_from']}"
+    current = split.model_dump(mode="json")["holdout_from"]
+    for record in records:
+        if isinstance(record, PromotionRecord) and record.version == champion:
+            is_refilled = current is not None and record.params["split"]["holdout_from"] != current
+            return f"refilled with the answers asked since {current}" if is_refilled else None
+    return None
 
 
-def find_earlier_rejection(records: Iterable[Record], inputs: Record) -> list[Reason]:
+def find_earlier_rejection(records: Iterable[DecisionRecord], inputs: DecisionInputs) -> list[Reason]:
     """Find an earlier rejection of the same candidate with the same limits and champion.
 
     A candidate is the same if its bytes and metrics are equal, or if data, params and code are equal, so that bytes
@@ -199,19 +169,19 @@ def find_earlier_rejection(records: Iterable[Record], inputs: Record) -> list[Re
 
     Args:
         records: Promotion records.
-        inputs: The keys that a record has before the decision.
+        inputs: What the new decision depends on.
 
     Returns:
         The reasons; empty without such a rejection.
     """
     for record in records:
-        if record["approved"] or "shadow" in record or any(record[key] != inputs[key] for key in DECISION_KEYS):
+        if record.approved or isinstance(record, ShadowRecord) or not _are_equal(record, inputs, *DECISION_KEYS):
             continue
-        same_bytes = all(record[key] == inputs[key] for key in ("candidate_sha256", "metrics"))
-        same_inputs = inputs["inputs_sha256"] is not None and record["inputs_sha256"] == inputs["inputs_sha256"]
-        slow = any(check["name"] == "latency" and check["passed"] is False for check in record["checks"])
+        same_bytes = _are_equal(record, inputs, "candidate_sha256", "metrics")
+        same_inputs = inputs.inputs_sha256 is not None and _are_equal(record, inputs, "inputs_sha256")
+        slow = any(check.name == "latency" for check in record.failed_checks)
         if (same_bytes or same_inputs) and not slow:
-            return [Reason(Code(reason["code"]), reason["check"], reason["message"]) for reason in record["reasons"]]
+            return [check.to_reason() for check in record.failed_checks]
     return []
 
 
@@ -239,15 +209,7 @@ def hash_stage_inputs(lock_file: Path) -> str | None:
 
 
 def format_decision_table(decision: PromotionDecision, registry: Registry) -> str:
-    """Format the promotion checks as Markdown, with notices of a missing guarantee and of a tainted champion.
-
-    Args:
-        decision: The decision.
-        registry: The current registry.
-
-    Returns:
-        The Markdown.
-    """
+    """Format the promotion checks as Markdown, with notices of a missing guarantee and of a tainted champion."""
     results = {True: "passed", False: bold("failed"), None: "not judged"}
     rows = [
         {"code": c.code, "check": c.name, "result": results[c.passed], "reason": c.message} for c in decision.checks
@@ -272,5 +234,9 @@ def format_decision_table(decision: PromotionDecision, registry: Registry) -> st
     )
 
 
-def _seal(record: Record) -> str:
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
+def _are_equal(record: DecisionRecord, inputs: DecisionInputs, *names: str) -> bool:
+    return all(getattr(record, name) == getattr(inputs, name) for name in names)
+
+
+def _seal(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -22,10 +22,11 @@ from abstain.data.decision_log.queries import PairedDecision, list_paired_decisi
 from abstain.data.store.dataframes import read_frames
 from abstain.data.store.dataset import DataStore
 from abstain.release.paired_reviews import hash_reviews, join_paired_reviews, make_evaluation_set, read_thresholds
+from abstain.release.promotion_record import RecordedHoldout, RecordedMetrics, ShadowRecord
 from abstain.release.registry import RegistryEvent, load_registry
 from abstain.release.shadow import Shadow, compare_shadow, parse_shadow, require_enough_reviews
 from abstain_tasks.release.bundles import build_shadow
-from abstain_tasks.release.promotion_records import Record, read_comparison_budget, read_verified_records, write_record
+from abstain_tasks.release.promotion_records import read_comparison_budget, read_verified_records, write_record
 from abstain_tasks.runs.git_commit import commit, push
 from abstain_tasks.runs.shell import git, succeeds
 from abstain_tasks.runs.workspace import Workspace
@@ -34,14 +35,7 @@ POINTER = ("shadow.dvc", paths.SHADOW_POINTER)
 
 
 def list_shadow_pairs(shadow: Shadow) -> list[PairedDecision]:
-    """List the logged decisions about answers that both the shadow and its version in production decided about.
-
-    Args:
-        shadow: The shadow.
-
-    Returns:
-        The paired decisions.
-    """
+    """List the logged decisions about answers that both the shadow and its version in production decided about."""
     log = LogDatabase.open_existing(get_decision_log_url(load_settings()))
     if log is None:
         return []
@@ -51,10 +45,6 @@ def list_shadow_pairs(shadow: Shadow) -> list[PairedDecision]:
 
 def read_shadow(repository: Path, revision: str) -> Shadow | None:
     """Read the shadow from a repository.
-
-    Args:
-        repository: The repository.
-        revision: The revision to read.
 
     Returns:
         The shadow; None if there is none.
@@ -68,12 +58,6 @@ def read_shadow(repository: Path, revision: str) -> Shadow | None:
 
 def set_shadow(workspace: Workspace) -> Shadow:
     """Make the candidate in `artifacts/` the shadow, in place of another one, and push it.
-
-    Args:
-        workspace: The workspace.
-
-    Returns:
-        The shadow.
 
     Raises:
         AbstainError: Nothing is in production, or the candidate is what is in production.
@@ -103,9 +87,6 @@ def _get_production_event(workspace: Workspace) -> RegistryEvent:
 def clear_shadow(workspace: Workspace) -> bool:
     """Remove the shadow and push.
 
-    Args:
-        workspace: The workspace.
-
     Returns:
         Whether there was one.
     """
@@ -118,9 +99,6 @@ def clear_shadow(workspace: Workspace) -> bool:
 
 def remove_shadow(workspace: Workspace) -> bool:
     """Remove the shadow with the next commit.
-
-    Args:
-        workspace: The workspace.
 
     Returns:
         Whether there was one.
@@ -140,7 +118,7 @@ class ShadowReview:
         is_repeat: Whether the record existed before, because nothing was reviewed since.
     """
 
-    record: Record
+    record: ShadowRecord
     is_repeat: bool
 
 
@@ -149,12 +127,6 @@ def review_shadow(workspace: Workspace) -> ShadowReview:
 
     It counts as one of the comparisons on the hold-out: the record has their number and the alpha that they spent. If
     nothing was reviewed since the last comparison, that record is returned.
-
-    Args:
-        workspace: The workspace.
-
-    Returns:
-        The comparison.
 
     Raises:
         AbstainError: The version in production has no shadow, too few of its answers are reviewed, or no further
@@ -168,34 +140,42 @@ def review_shadow(workspace: Workspace) -> ShadowReview:
         list_shadow_pairs(shadow), read_frames(DataStore(workspace.path / paths.DATA)), params.labels
     )
     records, digest = read_verified_records(workspace, registry), hash_reviews(rows)
-    same = {"shadow": shadow.version, "champion": production, "reviews_sha256": digest}
-    for record in records:
-        if all(record.get(key) == value for key, value in same.items()):
-            return ShadowReview(record, is_repeat=True)
+    for earlier in records:
+        if isinstance(earlier, ShadowRecord) and (earlier.shadow, earlier.champion, earlier.reviews_sha256) == (
+            shadow.version,
+            production,
+            digest,
+        ):
+            return ShadowReview(earlier, is_repeat=True)
     evaluation = make_evaluation_set(rows, production)
     require_enough_reviews(evaluation, params.evaluation.min_n_eff)
     budget = read_comparison_budget(records, event.holdout_sha256, accepting=False)
     comparison = compare_shadow(evaluation, production, read_thresholds(rows, production), params.promotion, budget)
     spent_budget = budget.spend(params.promotion)
     assert spent_budget is not None  # `compare_shadow` has taken it
-    record = {
-        **comparison.to_dict(),
-        **same,
-        "approved": False,
-        "version": None,
-        "metrics": {"holdout": {"digest": event.holdout_sha256}},
-        "limits": params.promotion.model_dump(mode="json") | params.evaluation.model_dump(mode="json"),
-        "erasure": None,
-        "candidate_sha256": shadow.candidate_sha256,
-        "inputs_sha256": None,
-        "rows": len(rows),
-        "documents": int(rows["group"].nunique()),
-        "comparison": spent_budget.used,
-        "alpha_spent": spent_budget.alpha_spent,
-        "decided_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": workspace.git("rev-parse", "HEAD").strip(),
-        "new_holdout_reason": None,
-    }
+    record = ShadowRecord(
+        shadow=shadow.version,
+        champion=production,
+        reviews_sha256=digest,
+        outcome=comparison.outcome,
+        checks=(comparison.check,),
+        champion_comparison=comparison.metrics,
+        shown_counts=comparison.shown_counts,
+        approved=False,
+        version=None,
+        metrics=RecordedMetrics(holdout=RecordedHoldout(digest=event.holdout_sha256)),
+        limits=params.promotion.model_dump(mode="json") | params.evaluation.model_dump(mode="json"),
+        erasure=None,
+        candidate_sha256=shadow.candidate_sha256,
+        inputs_sha256=None,
+        rows=len(rows),
+        documents=int(rows["group"].nunique()),
+        comparison=spent_budget.used,
+        alpha_spent=spent_budget.alpha_spent,
+        decided_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        commit=workspace.git("rev-parse", "HEAD").strip(),
+        new_holdout_reason=None,
+    )
     write_record(workspace.path / paths.APPROVALS / f"{shadow.version}-{digest[:8]}.json", record)
     message = f"Compare {shadow.version} with {production} by reviews: {comparison.outcome}"
     commit(workspace, f"{message}\n\n{comparison.check.message}", paths.APPROVALS)

@@ -29,11 +29,6 @@ def register_observer(observer: Observer) -> Iterator[None]:
 
 
 def notify_observers(step: str, message: str) -> None:
-    """Notify every observer.
-
-    Args:
-        step: Name of the step.
-        message: Its message.
-    """
+    """Notify every observer."""
     for observer in tuple(_observers):
         observer(step, message)

@@ -60,11 +60,7 @@ def read_note() -> dict[str, str]:
 
 
 def write_note(noted: dict[str, str]) -> None:
-    """Note what users of the programs have to know, such as addresses.
-
-    Args:
-        noted: The note.
-    """
+    """Note what users of the programs have to know, such as addresses."""
     write_json(_note(), noted)
 
 

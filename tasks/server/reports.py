@@ -40,14 +40,7 @@ def serve_here() -> None:
 
 
 def make_app(folder: Path) -> Starlette:
-    """Make the application that serves the files of a folder.
-
-    Args:
-        folder: The folder.
-
-    Returns:
-        The application.
-    """
+    """Make the application that serves the files of a folder."""
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -80,9 +73,6 @@ def write_page(run: str, name: str, page: str) -> str:
         run: Id of the run.
         name: Name of the report.
         page: HTML.
-
-    Returns:
-        Its address.
     """
     file = get_folder() / run / f"{name}.html"
     write_atomically(file, page.encode())

@@ -6,8 +6,8 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
 
 import yaml
 
@@ -86,14 +86,7 @@ class RetrainPlan:
 
 
 def make_plan(workspace: Workspace) -> RetrainPlan:
-    """Make a dry run: read changes from DVC and missing entries from the feature cache, and run nothing.
-
-    Args:
-        workspace: The workspace.
-
-    Returns:
-        The plan.
-    """
+    """Make a dry run: read changes from DVC and missing entries from the feature cache, and run nothing."""
     stale = find_stale(workspace, read_graph(workspace))
     cost, blocked = None, None
     try:
@@ -107,7 +100,8 @@ def make_plan(workspace: Workspace) -> RetrainPlan:
     except AbstainError as error:
         blocked = error.message_with_code
     earlier = find_stages_with_other_requirements(workspace)
-    recorded = _read_stages(workspace.path / LOCK)
+    lock = workspace.path / LOCK
+    recorded = _parse_stages(lock.read_text()) if lock.is_file() else {}
     stages = {
         name: _make_stage_plan(name, reasons, name in recorded, workspace, cost) for name, reasons in stale.items()
     }
@@ -128,14 +122,7 @@ def _make_stage_plan(
 
 
 def summarize_reasons(reasons: Sequence[Change]) -> str:
-    """Summarize the reasons of `find_stale` in at most five words: what changed, otherwise the stages before.
-
-    Args:
-        reasons: The reasons.
-
-    Returns:
-        The summary.
-    """
+    """Summarize the reasons of `find_stale` in at most five words: what changed, otherwise the stages before."""
     kinds = list(dict.fromkeys(reason.kind for reason in reasons if reason.kind not in ("", AFTER)))[:3]
     keys = [key for reason in reasons if reason.kind == "parameters" for key in reason.details]
     if kinds == ["parameters"] and len(keys) == 1:
@@ -148,9 +135,6 @@ def summarize_reasons(reasons: Sequence[Change]) -> str:
 
 def read_graph(workspace: Workspace) -> dict[str, set[str]]:
     """Read the stage graph from `dvc dag --dot`.
-
-    Args:
-        workspace: The workspace.
 
     Returns:
         Stage -> the stages that it depends on, in an order that can be run.
@@ -173,9 +157,6 @@ def get_upstream(graph: Mapping[str, set[str]], last: str) -> dict[str, set[str]
     Args:
         graph: Stage -> the stages that it depends on, in order.
         last: The stage.
-
-    Returns:
-        The partial graph.
     """
     needed = {last}
     for name in reversed(list(graph)):  # in the order of the graph, a stage comes after those that it waits for
@@ -186,10 +167,6 @@ def get_upstream(graph: Mapping[str, set[str]], last: str) -> dict[str, set[str]
 
 def find_stale(workspace: Workspace, graph: Mapping[str, set[str]]) -> dict[str, list[Change]]:
     """Find out by `dvc status` why stages would run.
-
-    Args:
-        workspace: The workspace.
-        graph: The stage graph.
 
     Returns:
         Stage -> what has changed, and which stale stages come before; empty if it is cached.
@@ -206,12 +183,6 @@ def find_stages_with_other_requirements(workspace: Workspace) -> set[str]:
 
     That is: the entry is in the newest committed dvc.lock with a different requirements.lock. A stage that was computed
     again with an equal result counts by its first computation.
-
-    Args:
-        workspace: The workspace.
-
-    Returns:
-        The stages.
     """
     commits = workspace.git("log", "--format=%H", "--topo-order", "--full-history", "--", LOCK).split()
     if not commits:
@@ -223,19 +194,13 @@ def find_stages_with_other_requirements(workspace: Workspace) -> set[str]:
     )
     if other_revision is None:
         return set()
-    other_entries, entries = (_read_entries(workspace, revision) for revision in (other_revision, "HEAD"))
+    other_entries, entries = (
+        _parse_stages(workspace.git("show", f"{revision}:{LOCK}")) for revision in (other_revision, "HEAD")
+    )
     return {name for name, entry in entries.items() if other_entries.get(name) == entry}
 
 
-def _read_entries(workspace: Workspace, revision: str) -> dict[str, Any]:
-    return _parse_stages(workspace.git("show", f"{revision}:{LOCK}"))
-
-
-def _read_stages(lock: Path) -> dict[str, Any]:
-    return _parse_stages(lock.read_text()) if lock.is_file() else {}
-
-
-def _parse_stages(text: str) -> dict[str, Any]:
+def _parse_stages(text: str) -> dict[str, object]:
     safe = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     return dict(yaml.load(text, Loader=safe).get("stages", {}))  # noqa: S506 (both are)
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
@@ -13,6 +11,8 @@ from prefect.cache_policies import NO_CACHE
 from abstain.config.params import load_params
 from abstain.config.yaml_model import read_yaml
 from abstain.core import paths
+from abstain.core.formatting import format_with_interval
+from abstain.core.result_record import Auroc, ResultRecord
 from abstain_tasks.runs.git_commit import commit, push
 from abstain_tasks.runs.progress import notify_observers
 from abstain_tasks.runs.run_params import edit_params
@@ -21,6 +21,22 @@ from abstain_tasks.runs.workspace import Workspace
 from abstain_tasks.training.pipeline import report_progress
 
 STEP = "choose_layer"
+
+
+class CandidateSite(Auroc):
+    """A compared site, with its AUROC out of fold."""
+
+    layer: int
+    site: str
+
+
+class SiteChoice(ResultRecord):
+    """The choice that `abstain.stages.choose_site` writes."""
+
+    layer: int
+    site: str
+    reviewed: int
+    sites: list[CandidateSite]
 
 
 def should_choose_site(workspace: Workspace, file: Path | None = None) -> bool:
@@ -45,9 +61,6 @@ def choose_site(workspace: Workspace) -> None:
     """Choose layer and site on the training answers of the stage `dataset`, and commit both to params.yaml.
 
     The commit is pushed at once, so that a run that fails later does not choose again.
-
-    Args:
-        workspace: The workspace.
     """
     notify_observers(STEP, "running")
     on_line = report_progress(STEP, get_run_logger())
@@ -55,25 +68,21 @@ def choose_site(workspace: Workspace) -> None:
         file = Path(folder) / "choice.json"
         command = ["python", "-m", "abstain.stages.choose_site", str(file)]
         run(command, workspace.path, on_line, inherit=[workspace.lock], name="the choice of a layer")
-        choice = json.loads(file.read_text(encoding="utf-8"))
-    edit_params(workspace, {"llm": {"layer": choice["layer"], "site": choice["site"]}})
+        choice = SiteChoice.model_validate_json(file.read_bytes())
+    edit_params(workspace, {"llm": {"layer": choice.layer, "site": choice.site}})
     if commit(workspace, _format_message(choice), paths.PARAMS):
         push(workspace)
     notify_observers(STEP, "ran")
 
 
-def _format_message(choice: dict[str, Any]) -> str:
+def _format_message(choice: SiteChoice) -> str:
     """Format the commit message with the metrics of the choice."""
-    rows = [
-        f"layer {site['layer']:3}, {site['site']:8}  {site['auroc']:.3f} ({site['auroc_low']:.3f} to "
-        f"{site['auroc_high']:.3f})"
-        for site in choice["sites"]
-    ]
+    rows = [f"layer {site.layer:3}, {site.site:8}  {format_with_interval(site, 'auroc')}" for site in choice.sites]
     return "\n".join(
         [
-            f"Probe reads layer {choice['layer']}, {choice['site']}",
+            f"Probe reads layer {choice.layer}, {choice.site}",
             "",
-            f"Out-of-fold AUROC on {choice['reviewed']} reviewed training answers, 95 % interval by groups; the",
+            f"Out-of-fold AUROC on {choice.reviewed} reviewed training answers, 95 % interval by groups; the",
             "shallower site wins within one standard error of the best:",
             "",
             *rows,

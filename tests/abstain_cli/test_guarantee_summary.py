@@ -5,13 +5,14 @@ from typing import Any
 import pytest
 
 from abstain_cli.guarantee_summary import summarize_holdout
+from tests.reports.builders import make_holdout_metrics
 
 
 def summarize(metric: str = "precision", value: float = 0.8, **at: Any) -> str:
-    metrics = {"precision": 0.85, "coverage": 0.4, "shown": 60, "shown_n_eff": 57.3}
-    metrics |= {"precision_low": 0.77, "precision_high": 0.92, "error_rate_low": 0.03, "error_rate_high": 0.1}
+    figures = {"precision": 0.85, "coverage": 0.4, "shown": 60, "shown_n_eff": 57.3}
+    figures |= {"precision_low": 0.77, "precision_high": 0.92, "error_rate_low": 0.03, "error_rate_high": 0.1}
     target = {"metric": metric, "value": value, "min_n_eff": 20}
-    return summarize_holdout({"rows": 150, "target": target, "at_threshold": metrics | at})
+    return summarize_holdout(make_holdout_metrics(figures | at, rows=150, target=target))
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from tests.llm.signals.builders import TEXTS, interaction, save_encoder
 
 __all__ = ["settings"]
 
-pytestmark = pytest.mark.soak(twin="test_what_each_scorer_takes_is_told")
+pytestmark = pytest.mark.soak(twin="test_latency_benchmark_lists_scorers")
 
 SHORT, LONG = interaction("5 euros", TEXTS[:1]), interaction("x" * WINDOW, name="i-2")
 PLACES = ["probe: layer 1, mlp, all chunks", "probe: layer 3, mlp, all chunks", "probe: layer 1, mlp, best chunk"]

@@ -1,4 +1,4 @@
-"""What a changed base model and a changed label policy cost, as docs/howto has it, after the demo."""
+"""The plan after a changed base model and a changed label policy (docs/howto)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def plan(project: Project) -> Callable[[], dict[str, list[str]]]:
     return planned
 
 
-def test_other_base_model_reads_every_answer_and_no_label_changes(
+def test_plan_other_base_model_reads_every_answer(
     project: Project, plan: Callable[[], dict[str, list[str]]], tmp_path: Path
 ) -> None:
     model = save_speaking_model(tmp_path / "model", max_position_embeddings=8192)
@@ -46,9 +46,7 @@ def test_other_base_model_reads_every_answer_and_no_label_changes(
     assert {would for would, *_ in plan().values()} == {"cached"}
 
 
-def test_other_label_policy_reads_nothing_and_moves_no_answer(
-    project: Project, plan: Callable[[], dict[str, list[str]]]
-) -> None:
+def test_plan_other_label_policy_reads_nothing(project: Project, plan: Callable[[], dict[str, list[str]]]) -> None:
     project.edit_params("correct_if: [correct, truthful, complete]", "correct_if: [correct]")
     stages = plan()
     assert stages["validate"][0] == "cached"

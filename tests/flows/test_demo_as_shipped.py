@@ -1,4 +1,4 @@
-"""`abstain demo` with the parameters and the sample that are shipped: what a user sees, and what the README says."""
+"""`abstain demo` with the parameters and the sample that are shipped."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import ROOT, Project, new_project, read_json
 
-pytestmark = [pytest.mark.slow, pytest.mark.soak(twin="test_ends_with_a_promoted_version_and_its_figures")]
+pytestmark = [pytest.mark.slow, pytest.mark.soak(twin="test_demo_prints_promoted_version_and_metrics")]
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Project:
     return project.demo
 
 
-def test_beats_base_rate_and_length_on_the_hold_out(shipped: Project) -> None:
+def test_demo_as_shipped_beats_baselines(shipped: Project) -> None:
     approval = read_json(shipped.workspace / "approvals" / "v1.0.0.json")
     scorers = approval["metrics"]["holdout"]["scorers"]
     assert approval["approved"] and all(check["passed"] is not False for check in approval["checks"])
@@ -32,7 +32,7 @@ def test_beats_base_rate_and_length_on_the_hold_out(shipped: Project) -> None:
     assert len(probes & scorers.keys()) >= 2
 
 
-def test_the_readme_shows_what_the_demo_measures(shipped: Project) -> None:
+def test_readme_has_metrics_of_demo(shipped: Project) -> None:
     """The README's figures are those of a real run: another machine may differ in the last digits, not more."""
     metrics = read_json(shipped.home / "releases" / "v1.0.0" / "metrics.json")["holdout"]
     written = re.search(r"\| `probe`[^|]* \| \*?\*?(0\.\d{3})", (ROOT / "README.md").read_text())

@@ -1,4 +1,4 @@
-"""Killed between any two steps, an ingest has happened once or not at all, and the next one makes it once."""
+"""An ingest that is killed between any two steps has happened once or not at all, and the next one completes it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,10 @@ from tests.conftest import Project
 
 pytestmark = pytest.mark.slow
 
-STEPS = (
-    "move 3",  # some of the batch's files are in data/, the others are not
-    "dvc add",
-    "git commit",
-    "dvc push",
-    "git push",
-    "end",  # everything is done, and nobody has been told
-)
+STEPS = ("move 3", "dvc add", "git commit", "dvc push", "git push", "end")
+"""Of "move 3", some of the batch's files are in data/, the others are not."""
 
-# The task as it is, without a server to report to; it ends itself, unasked, before the step that it is given.
+# The task without a server, which kills itself before the given step.
 INGEST = """
 import logging, os, signal, sys
 from pathlib import Path
@@ -101,7 +95,7 @@ def project(small_project: Project) -> Project:
 
 
 def write_row(project: Project, number: int) -> None:
-    """The application answers one more question, and its user likes it."""
+    """Write an answer and a thumb to the database."""
     with sqlite3.connect(project.home / "feedback.db") as database:
         database.execute(
             "CREATE TABLE IF NOT EXISTS interactions (interaction_id TEXT PRIMARY KEY, asked_at TEXT, question TEXT, "
@@ -118,7 +112,7 @@ def write_row(project: Project, number: int) -> None:
 
 
 def export_row(project: Project, number: int) -> None:
-    """`write_row`, of which the application exports a table."""
+    """Write an answer and a thumb to an exported table."""
     file = project.home / "exports" / "answers.csv"
     if not file.exists():
         file.parent.mkdir()
@@ -127,18 +121,15 @@ def export_row(project: Project, number: int) -> None:
         table.write(f"x-{number},2026-11-10T12:{number:02d}:00Z,What?,That.,m@1,u-1,:-)\n")
 
 
-def from_app(folder: Path) -> tuple[list[str], list[str]]:
-    store = DataStore(folder)
-    ids = [row.interaction_id for row in store.iter_rows(Interaction) if row.interaction_id.startswith("x-")]
-    return sorted(ids), sorted(
-        row.interaction_id for row in store.iter_rows(Thumb) if row.interaction_id.startswith("x-")
-    )
+def list_ids(project: Project, contract: type[Interaction | Thumb]) -> list[str]:
+    ids = (row.interaction_id for row in DataStore(project.workspace / "data").iter_rows(contract))
+    return sorted(key for key in ids if key.startswith("x-"))
 
 
-def is_there_once_where_killed(
+def ingest_with_kills(
     project: Project, steps: Sequence[str], write: Callable[[Project, int], None] = write_row
 ) -> dict[str, Any]:
-    """Ingest one more row for each of `steps`, killed there and again; returns what the source remembers then."""
+    """Ingest one more row for each step, killed there and again; return the state of the source."""
     for number, step in enumerate(steps):
         write(project, number)
         killed = project.command(["python", "-c", INGEST, step])
@@ -146,7 +137,7 @@ def is_there_once_where_killed(
         again = project.command(["python", "-c", INGEST, ""])
         assert again.returncode == 0, again.stdout + again.stderr
         expected = sorted(f"x-{n}" for n in range(number + 1))
-        assert from_app(project.workspace / "data") == (expected, expected), step
+        assert list_ids(project, Interaction) == list_ids(project, Thumb) == expected, step
         assert not list(project.workspace.glob(".data-*")), "something half-written was left"
     batches = [json.loads(line) for line in (project.workspace / "data" / "batches.jsonl").open()]
     assert [batch["sources"] for batch in batches[1:]] == [["app"]] * len(steps), "a batch was recorded twice, or never"
@@ -154,37 +145,34 @@ def is_there_once_where_killed(
     return state
 
 
-def test_rows_are_there_once_killed_before_the_add_and_the_push(project: Project) -> None:
-    state = is_there_once_where_killed(project, ("dvc add", "git push"))
+def test_ingest_killed_at_add_and_push_is_exactly_once(project: Project) -> None:
+    state = ingest_with_kills(project, ("dvc add", "git push"))
     assert state["tables"].keys() == {"interactions", "feedback"}
 
 
-def test_rows_of_an_export_are_there_once_killed_among_its_rows_and_among_the_batch_s_files(project: Project) -> None:
+def test_ingest_export_killed_midway_is_exactly_once(project: Project) -> None:
     (project.root / "sources.yaml").write_text(EXPORT)
     (project.root / "mapping.yaml").write_text(MAPPING)
     project.git("add", "mapping.yaml")
     project.git("commit", "-qam", "Its exports instead")
-    state = is_there_once_where_killed(project, ("row 2 of an export", "move 3"), export_row)
+    state = ingest_with_kills(project, ("row 2 of an export", "move 3"), export_row)
     assert list(state["files"]) == ["answers.csv"]
 
 
-@pytest.mark.soak(twin="test_rows_are_there_once_killed_before_the_add_and_the_push")
-def test_rows_are_there_once_wherever_an_ingest_was_killed(project: Project) -> None:
-    is_there_once_where_killed(project, STEPS)
+@pytest.mark.soak(twin="test_ingest_killed_at_add_and_push_is_exactly_once")
+def test_ingest_killed_at_every_step_is_exactly_once(project: Project) -> None:
+    ingest_with_kills(project, STEPS)
 
 
-@pytest.mark.soak(twin="test_a_push_after_that_of_another_run_is_refused_and_leaves_nothing")
-def test_the_same_file_by_two_machines_at_once_is_there_once(small_project: Project, tmp_path: Path) -> None:
+@pytest.mark.soak(twin="test_push_after_other_run_raises_origin_moved")
+def test_ingest_same_file_on_two_machines_is_exactly_once(small_project: Project, tmp_path: Path) -> None:
     row = {"asked_at": "2026-11-10T12:00:00Z", "question": "What?", "answer": "That.", "contexts": [], "model": "m@1"}
     lines = [json.dumps({"interaction_id": f"x-{number}", **row}) for number in range(5)]
     file = tmp_path / "rows.jsonl"
     file.write_text("\n".join(lines))
     assert small_project.abstain("ingest", str(file)).returncode == 0  # makes the origin that both then share
     file.write_text("\n".join([*lines, json.dumps({"interaction_id": "x-9", **row})]))
-    shared = [
-        f"ABSTAIN_ORIGIN={small_project.home / 'origin.git'}",
-        f"ABSTAIN_USER_KEY={'k' * 40}",
-    ]
+    shared = [f"ABSTAIN_ORIGIN={small_project.home / 'origin.git'}", f"ABSTAIN_USER_KEY={'k' * 40}"]
     command = [sys.executable, "-m", "abstain_cli.app", "ingest", str(file)]
     machines = [Project(small_project.root, tmp_path / f"home-{n}", small_project.server) for n in (1, 2)]
     for machine in machines:  # what a real one would have pulled: the data is in the first one's cache and remote
@@ -192,12 +180,9 @@ def test_the_same_file_by_two_machines_at_once_is_there_once(small_project: Proj
         for name in ("models", "dvc-cache", "dvc-remote"):
             (machine.home / name).symlink_to(small_project.home / name)
     runs = [machine.start(["env", *shared, *command], stderr=subprocess.STDOUT) for machine in machines]
-    said = [run.communicate(timeout=300)[0] for run in runs]
-    assert [run.returncode for run in runs] == [0, 0], said
-    counted = [re.findall(r"\| (\d+) \| (read|accepted|duplicate) \|", text) for text in said]
-    assert sorted(counted) == [
-        [("6", "read"), ("0", "accepted"), ("6", "duplicate")],
-        [("6", "read"), ("1", "accepted"), ("5", "duplicate")],
-    ], said
+    outputs = [run.communicate(timeout=300)[0] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], outputs
+    counts = sorted(re.findall(r"\| (\d+) \| (?:read|accepted|duplicate) \|", text) for text in outputs)
+    assert counts == [["6", "0", "6"], ["6", "1", "5"]], outputs
     assert small_project.abstain("ingest", str(file)).returncode == 0
-    assert from_app(small_project.workspace / "data")[0] == [f"x-{n}" for n in (0, 1, 2, 3, 4, 9)]
+    assert list_ids(small_project, Interaction) == [f"x-{n}" for n in (0, 1, 2, 3, 4, 9)]

@@ -1,4 +1,4 @@
-"""The fan-out with real processes that are killed: nothing is lost or computed twice, and the bytes are those of one."""
+"""Distributed features with real processes that are killed: each shard is computed once, with the bytes of one process."""
 
 from __future__ import annotations
 
@@ -142,19 +142,15 @@ def source_in(home: Path, model: Path) -> FeatureSource:
     return FeatureSource(params, Settings(home=home, device="cpu", dtype="float32", batch_tokens=24))
 
 
-def written(source: FeatureSource) -> dict[str, tuple[bytes, int]]:
-    """Every shard's bytes, and when it was written."""
+def read_shards(source: FeatureSource) -> dict[str, tuple[bytes, int]]:
+    """Return every shard's bytes, and when it was written."""
     root = Path(source.settings.features)
     files = root.rglob("*.safetensors")
     return {file.relative_to(root).as_posix(): (file.read_bytes(), file.stat().st_mtime_ns) for file in files}
 
 
-def contents(source: FeatureSource) -> dict[str, bytes]:
-    return {name: content for name, (content, _) in written(source).items()}
-
-
 class Host:
-    """A home whose features are computed by others, and what was started in it."""
+    """A home whose features are computed by other processes."""
 
     def __init__(self, project: Project, model: Path) -> None:
         self.project, self.model = project, model
@@ -164,7 +160,7 @@ class Host:
         self.open = ExitStack()
 
     def start(self, *command: str) -> subprocess.Popen[bytes]:
-        """A service that `open` ends."""
+        """Start a service that `open` ends."""
         with (self.project.home / "services.log").open("ab") as log:
             environment = self.project.environment | self.environment
             process = subprocess.Popen(command, cwd=self.project.root, env=environment, stdout=log, stderr=log)
@@ -178,24 +174,13 @@ class Host:
         setting = ["env", *(f"{name}={value}" for name, value in variables.items())]
         return Run(self.project.start([*setting, *words], stderr=subprocess.STDOUT))
 
-    def at_work(self) -> psutil.Process:
-        """The process of a flow run on the work pool that has begun to compute."""
-        found: list[psutil.Process] = []
-
-        def look() -> bool:
-            filter_ = {
-                "flows": {"name": {"any_": ["extract"]}},
-                "flow_runs": {"state": {"type": {"any_": ["RUNNING"]}}},
-            }
-            running = {one["id"] for one in post(f"{self.project.server}/flow_runs/filter", filter_)}
-            for process in psutil.process_iter():
-                with suppress(psutil.Error):
-                    if process.environ().get("PREFECT__FLOW_RUN_ID") in running:
-                        found.append(process)
-            return bool(found)
-
-        wait_until(look, 60)
-        return found[-1]
+    def require_result(self, before: dict[str, tuple[bytes, int]], alone: FeatureSource) -> None:
+        """Require that no finished shard was computed again, and that the bytes are those of one process."""
+        after = read_shards(self.source)
+        assert before.items() <= after.items(), "a finished shard was computed again"
+        expected = {name: content for name, (content, _) in read_shards(alone).items()}
+        assert {name: content for name, (content, _) in after.items()} == expected
+        assert list(self.jobs.glob("*.job")) == []
 
 
 class Run:
@@ -208,29 +193,27 @@ class Run:
         patience.start()
 
     def until(self, sign: str) -> str:
-        """Its output up to the line that matches `sign`."""
+        """Return its output up to the line that matches `sign`."""
         assert self.process.stdout is not None
-        seen = []
+        lines = []
         for line in self.process.stdout:
-            seen.append(line)
+            lines.append(line)
             if re.search(sign, line):
-                return "".join(seen)
-        raise AssertionError(f"{sign} was never seen:\n{''.join(seen[-40:])}")
+                return "".join(lines)
+        raise AssertionError(f"{sign} was never printed:\n{''.join(lines[-40:])}")
 
     def finish(self) -> dict[str, int]:
-        """What was computed, as the run counts it."""
+        """Return what was computed."""
         cost: dict[str, int] = json.loads(self.until("^finished").splitlines()[-1].removeprefix("finished "))
         assert self.process.wait(60) == 0
         return cost
 
-    def fail(self) -> str:
-        """What it said, up to its error."""
-        said = self.until("^error ")
-        assert self.process.wait(60) == 0
-        return said
+    def require_version_error(self) -> None:
+        output = self.until("^error ")
+        assert self.process.wait(60) == 0 and "computed again" not in output
+        assert re.search(r"^error A205: the shard wants tiny-bank@0", output, re.M)
 
-    def processes(self) -> list[psutil.Process]:
-        """The processes of its pool."""
+    def list_processes(self) -> list[psutil.Process]:
         children = psutil.Process(self.process.pid).children(recursive=True)
         return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
 
@@ -258,28 +241,20 @@ def alone(tmp_path: Path, model: Path) -> FeatureSource:
     return source
 
 
-def test_a_killed_process_of_the_pool(host: Host, alone: FeatureSource) -> None:
+def test_process_runner_killed_process_and_run(host: Host, alone: FeatureSource) -> None:
     run = host.run("processes", shards=5)
     run.until("^progress 64/")
-    before = written(host.source)
-    run.processes()[0].kill()
-    said = run.until("shards are computed again, because a process ended: BrokenProcessPool")
-    assert "error" not in said and run.finish()["rows"] == 5 * 64
-    assert before and before.items() <= written(host.source).items(), "a finished shard was computed again"
-    assert contents(host.source) == contents(alone) and list(host.jobs.glob("*.job")) == []
-
-
-def test_a_killed_run_goes_on(host: Host, alone: FeatureSource) -> None:
-    run = host.run("processes", shards=5)
-    run.until("^progress 64/")
-    pool = run.processes()
+    before = read_shards(host.source)
+    run.list_processes()[0].kill()
+    assert "error" not in run.until("shards are computed again, because a process ended: BrokenProcessPool")
+    run.until("^progress ")
+    pool = run.list_processes()
     run.process.kill()
     _, alive = psutil.wait_procs(pool, 20)
-    assert len(pool) == 2 and alive == []
-    before = written(host.source)
+    assert before and pool and alive == []
+    before = {**before, **read_shards(host.source)}
     assert host.run("processes", shards=5).finish()["rows"] == 64 * (5 - len(before))
-    assert before.items() <= written(host.source).items(), "a finished shard was computed again"
-    assert contents(host.source) == contents(alone) and list(host.jobs.glob("*.job")) == []
+    host.require_result(before, alone)
 
 
 def never_end(name: str, features: str) -> None:
@@ -290,7 +265,7 @@ def never_end(name: str, features: str) -> None:
 hanging = task(name="hanging")(never_end)
 
 
-def test_a_stopped_run_leaves_no_process(host: Host) -> None:
+def test_process_runner_stopped_leaves_no_process(host: Host) -> None:
     variables = [f"{name}={value}" for name, value in host.environment.items()]
     words = [sys.executable, "-c", STOP, str(host.project.home), str(host.model)]
     done = host.project.command(["env", *variables, "ABSTAIN_RUNNER=processes", "ABSTAIN_WORKERS=2", *words])
@@ -298,15 +273,14 @@ def test_a_stopped_run_leaves_no_process(host: Host) -> None:
     assert list(host.jobs.iterdir()) == []
 
 
-def restrictions(dask_scheduler: Any) -> list[Any]:
-    """What the shards on a scheduler ask of a worker."""
+def list_restrictions(dask_scheduler: Any) -> list[Any]:
     return [task.resource_restrictions for task in dask_scheduler.tasks.values()]
 
 
-def test_a_killed_dask_worker(host: Host, alone: FeatureSource) -> None:
+def test_dask_runner_killed_worker(host: Host, alone: FeatureSource) -> None:
     port = str(free_port())
-    at = ("--host", "127.0.0.1", "--port", port, "--no-dashboard")
-    host.start(sys.executable, "-m", "distributed.cli.dask_scheduler", *at)
+    options = ("--host", "127.0.0.1", "--port", port, "--no-dashboard")
+    host.start(sys.executable, "-m", "distributed.cli.dask_scheduler", *options)
     address = f"tcp://127.0.0.1:{port}"
     worker = (sys.executable, "-m", "distributed.cli.dask_worker", address, "--no-dashboard", "--no-nanny")
     workers = [host.start(*worker, "--nthreads", "4", "--resources", "GPU=1") for _ in range(2)]
@@ -314,23 +288,18 @@ def test_a_killed_dask_worker(host: Host, alone: FeatureSource) -> None:
     run = host.run("dask", shards=5)
     run.until("^progress 64/")
     with Client(address) as client:
-        wanted = client.run_on_scheduler(restrictions)
+        wanted = client.run_on_scheduler(list_restrictions)
     assert wanted and all(one == {"GPU": 1} for one in wanted)
-    before = written(host.source)
+    before = read_shards(host.source)
     workers[0].kill()
-    said = run.until("^finished")
-    assert "computed again" not in said, "the scheduler gives the shard to another worker"
-    assert before and before.items() <= written(host.source).items(), "a finished shard was computed again"
-    assert contents(host.source) == contents(alone) and list(host.jobs.glob("*.job")) == []
-    failed = host.run("dask", shards=6, revision="tiny-bank@0").fail()
-    assert re.search(
-        r"^error A205: the shard wants tiny-bank@0, but this machine has tiny-bank@\w+: fetch", failed, re.M
-    )
+    assert before and "computed again" not in run.until("^finished"), "the scheduler gives the shard to another worker"
+    host.require_result(before, alone)
+    host.run("dask", shards=6, revision="tiny-bank@0").require_version_error()
 
 
 @pytest.fixture
 def pool(host: Host) -> Host:
-    """A server with the deployment extract/gpu."""
+    """A host whose server has the deployment extract/gpu."""
     with suppress(OSError):  # another test has made it
         post(f"{host.project.server}/work_pools/", {"name": "gpu", "type": "process"})
     deployed = host.project.command(["prefect", "--no-prompt", "deploy", "--name", "gpu"])
@@ -338,43 +307,42 @@ def pool(host: Host) -> Host:
     return host
 
 
-def start_worker(host: Host) -> subprocess.Popen[bytes]:
-    return host.start(sys.executable, "-m", "abstain_tasks.server", "worker")
-
-
-def test_a_work_pool_goes_on_with_the_work_of_a_killed_run(pool: Host, alone: FeatureSource) -> None:
+def test_work_pool_goes_on_with_work_of_killed_run(pool: Host, alone: FeatureSource) -> None:
     run = pool.run("prefect", shards=5)
     run.until("no worker polls the work pool gpu: .*`make worker`")
     wait_until(lambda: len(list(pool.jobs.iterdir())) == 5, 20)
     run.process.kill()
-    start_worker(pool)
-    again = pool.run("prefect", shards=5)
-    assert again.finish()["rows"] == 5 * 64
-    assert contents(pool.source) == contents(alone) and list(pool.jobs.glob("*.job")) == []
-    failed = pool.run("prefect", shards=6, revision="tiny-bank@0").fail()
-    assert re.search(
-        r"^error A205: the shard wants tiny-bank@0, but this machine has tiny-bank@\w+: fetch", failed, re.M
-    )
-    assert "computed again" not in failed and list(pool.jobs.glob("*.job")) == []
+    pool.start(sys.executable, "-m", "abstain_tasks.server", "worker")
+    assert pool.run("prefect", shards=5).finish()["rows"] == 5 * 64
+    pool.require_result({}, alone)
+    pool.run("prefect", shards=6, revision="tiny-bank@0").require_version_error()
+    assert list(pool.jobs.glob("*.job")) == []
 
 
-@pytest.mark.soak(twin="test_a_work_pool_goes_on_with_the_work_of_a_killed_run")
-def test_a_killed_flow_run_of_the_work_pool(pool: Host, alone: FeatureSource) -> None:
+@pytest.mark.soak(twin="test_work_pool_goes_on_with_work_of_killed_run")
+def test_work_pool_killed_flow_run(pool: Host, alone: FeatureSource) -> None:
     for _ in range(2):
-        start_worker(pool)
+        pool.start(sys.executable, "-m", "abstain_tasks.server", "worker")
     run = pool.run("prefect", shards=5)
     run.until("^progress 64/")
-    process, before = pool.at_work(), written(pool.source)
-    process.kill()
+    before = read_shards(pool.source)
+    next(process for process in psutil.process_iter() if is_flow_run(process, pool.project)).kill()
     run.until("shards are computed again, because a process ended: ")
-    assert run.finish()["rows"] == 5 * 64
-    assert before and before.items() <= written(pool.source).items(), "a finished shard was computed again"
-    assert contents(pool.source) == contents(alone) and list(pool.jobs.glob("*.job")) == []
+    assert before and run.finish()["rows"] == 5 * 64
+    pool.require_result(before, alone)
 
 
-def test_a_retrain_fans_out_just_before_the_features(host: Host) -> None:
+def is_flow_run(process: psutil.Process, project: Project) -> bool:
+    with suppress(psutil.Error):
+        environment = process.environ()
+        return "PREFECT__FLOW_RUN_ID" in environment and environment.get("ABSTAIN_HOME") == str(project.home)
+    return False
+
+
+def test_run_dag_fans_out_before_features(host: Host) -> None:
     done = host.project.command(["env", "ABSTAIN_RUNNER=prefect", sys.executable, "-c", HOOK])
-    said = [line for line in done.stdout.splitlines() if line.startswith(("at ", "returned", "error: "))]
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("at ", "returned", "error: "))]
     first = ["at stage dataset", "at fan_out features", "at stage features", "at stage report"]
-    assert said[: len(first) + 1] == [*first, "returned ['dataset', 'features', 'report']"], done.stdout + done.stderr
-    assert said[len(first) + 1 :] == ["at stage dataset", "at fan_out features", "error: no worker"]
+    returned = "returned ['dataset', 'features', 'report']"
+    failed = ["at stage dataset", "at fan_out features", "error: no worker"]
+    assert lines == [*first, returned, *failed], done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""The monitoring as it runs: a project, its log, its data, and a real Prefect server that shows what was found."""
+"""`abstain monitor` in a project, with a real Prefect server."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def midnight() -> datetime:
     return datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
 
 
-def watch(project: Project, rewritten_from: int | None) -> tuple[str, MonitoringWindow]:
-    """What `abstain monitor` prints of a log of its own, and the newest window."""
+def run_monitor(project: Project, rewritten_from: int | None) -> tuple[str, MonitoringWindow]:
+    """Run `abstain monitor` on a new log; return what it prints, and the newest window."""
     for file in project.home.glob("decisions.sqlite*"):
         file.unlink()
     now, start = datetime.now(UTC), midnight() - timedelta(days=DAYS)
@@ -66,14 +66,14 @@ def newest_run(server: str) -> dict[str, Any]:
     return found[0]
 
 
-def artifacts(server: str, run: str) -> dict[str, str]:
-    """The keys of the artifacts of a run, and their types."""
+def read_artifacts(server: str, run: str) -> dict[str, str]:
+    """Return the keys and the types of a run's artifacts."""
     found = post(f"{server}/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run]}}})
     return {one["key"]: one["type"] for one in found}
 
 
-def events(server: str) -> dict[str, list[dict[str, Any]]]:
-    """The payloads of all events of the monitoring, by name."""
+def read_events(server: str) -> dict[str, list[dict[str, Any]]]:
+    """Return the payloads of all events of the monitoring by name."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in (ALARM, DRIFT)}
     body = {"filter": {"event": {"name": list(found)}}, "limit": 50}
     for one in post(f"{server}/events/filter", body)["events"]:
@@ -81,30 +81,30 @@ def events(server: str) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def test_a_rewritten_handbook_is_noticed_in_one_window_and_its_twin_stays_quiet(
-    project: Project, prefect_server: str
-) -> None:
-    said, window = watch(project, rewritten_from=None)
-    assert window.headline == "Quiet", said
+def test_monitor_rewritten_documents_raise_alarm_once(project: Project, prefect_server: str) -> None:
+    output, window = run_monitor(project, rewritten_from=None)
+    assert window.headline == "Quiet", output
     run = newest_run(prefect_server)
     assert (run["state_type"], run["state_name"]) == ("COMPLETED", "Quiet")
-    quiet = {key: kind for key, kind in artifacts(prefect_server, run["id"]).items() if "v1-0-0" in key}
+    quiet = {key: kind for key, kind in read_artifacts(prefect_server, run["id"]).items() if "v1-0-0" in key}
     assert sorted(quiet.values()) == ["image", "image", "markdown", "markdown"]
 
-    said, window = watch(project, rewritten_from=DAYS // 2)
+    output, window = run_monitor(project, rewritten_from=DAYS // 2)
     raised = {alarm.code for alarm in window.alarms}
-    assert Code.INPUT_DRIFT in raised, said
+    assert Code.INPUT_DRIFT in raised, output
     run = newest_run(prefect_server)
     assert run["state_name"] == window.headline and window.headline.startswith("Alarm: ")
-    assert artifacts(prefect_server, run["id"])["monitoring-history"] == "table"
-    wait_until(lambda: len(events(prefect_server)[ALARM]) == len(raised) and bool(events(prefect_server)[DRIFT]))
-    told = events(prefect_server)
-    assert {one["code"] for one in told[ALARM]} == raised, "none is of the quiet twin"
-    assert all(one["text"] and one["remedy"] for one in told[ALARM])
+    assert read_artifacts(prefect_server, run["id"])["monitoring-history"] == "table"
+    wait_until(
+        lambda: len(read_events(prefect_server)[ALARM]) == len(raised) and bool(read_events(prefect_server)[DRIFT])
+    )
+    payloads = read_events(prefect_server)[ALARM]
+    assert {payload["code"] for payload in payloads} == raised
+    assert all(payload["text"] and payload["remedy"] for payload in payloads)
     for alarm in window.alarms:
-        assert alarm.code in said and alarm.action in said
-        assert all(f"example {key}: " in said for key in alarm.examples), "each with its question"
+        assert alarm.code in output and alarm.action in output
+        assert all(f"example {key}: " in output for key in alarm.examples)
 
     again = project.abstain("monitor")
     assert again.returncode == 0 and window.headline in again.stdout
-    assert len(events(prefect_server)[ALARM]) == len(raised)  # the same alarm of the same window is told once
+    assert len(read_events(prefect_server)[ALARM]) == len(raised)  # the same alarm of the same window is told once

@@ -1,4 +1,4 @@
-"""The law: plain `dvc repro` and the Prefect flow make the same lock; and a run may be killed anywhere."""
+"""`dvc repro` and the Prefect flow make the same lock, and a run may be killed anywhere."""
 
 from __future__ import annotations
 
@@ -57,21 +57,21 @@ def run_until(project: Project, command: list[str], stage: str, signs: str) -> N
     """Start `command` and kill it with SIGKILL when it prints a line of `stage` that matches `signs`."""
     process = project.start(command, stderr=subprocess.STDOUT)
     assert process.stdout is not None
-    seen = []
+    lines = []
     for line in process.stdout:
-        seen.append(line)
+        lines.append(line)
         if re.match(signs, line):
             os.kill(process.pid, signal.SIGKILL)
             break
     process.wait()
-    assert process.returncode == -signal.SIGKILL, f"{stage} was never seen:\n{''.join(seen[-40:])}"
+    assert process.returncode == -signal.SIGKILL, f"{stage} was never lines:\n{''.join(lines[-40:])}"
 
 
-def shards_of(project: Project) -> dict[Path, int]:
+def list_shards(project: Project) -> dict[Path, int]:
     return {file: file.stat().st_mtime_ns for file in (project.home / "features").rglob("*.safetensors")}
 
 
-def half_the_features_are_planned(project: Project) -> None:
+def require_half_planned(project: Project) -> None:
     plan = project.abstain("plan", "-v").stdout
     counts = re.search(
         r"need (\d+) results of the base model, (\d+) of which are not in the cache", " ".join(plan.split())
@@ -79,32 +79,29 @@ def half_the_features_are_planned(project: Project) -> None:
     assert counts and 0 < int(counts[2]) < int(counts[1]), plan
 
 
-def completes_after_kills(
+def complete_after_kills(
     project: Project, command: list[str], stages: list[str], amid_features: Callable[[Project], None] = lambda _: None
 ) -> None:
-    """`command` completes after it was killed at each of `stages`, in their order; what was finished is kept."""
+    """Kill `command` at each of `stages` and complete it; what was finished is kept."""
     shards: dict[Path, int] = {}
     for stage in stages:
         run_until(project, command, stage, AMID_FEATURES if stage == "features" else f"{stage}: Running stage")
         if stage == "features":
-            shards = shards_of(project)
+            shards = list_shards(project)
             assert shards, "no shard was finished when it was killed"
             amid_features(project)
     completed = project.command(command)
     assert completed.returncode == 0, completed.stdout[-3000:] + completed.stderr
     for stage in stages[:-1]:  # what had finished before a kill is not done again
         assert re.search(rf"^{stage} +cached", completed.stdout, re.MULTILINE), (stage, completed.stdout)
-    now = shards_of(project)
+    now = list_shards(project)
     assert all(now[file] == when for file, when in shards.items()), "a whole shard was computed again"
     assert not list((project.home / "features").rglob(".*")), "something half-written was left"
     assert "Retrain" in project.git("log", "--oneline", "main", cwd=project.home / "origin.git")
 
 
-def repro_elsewhere(project: Project, folder: Path, shared: tuple[str, ...]) -> dict:
-    """The lock that plain `dvc repro` makes in a clone of the origin, without a lock to start from.
-
-    `shared` is what of the project's home the clone's home has too.
-    """
+def repro_in_clone(project: Project, folder: Path, shared: tuple[str, ...]) -> dict:
+    """Return the lock that `dvc repro` makes in a clone of the origin, from nothing but `shared` parts of the home."""
     laptop = Project(folder / "laptop", folder / "laptop-home")
     project.git("clone", "-q", str(project.home / "origin.git"), str(laptop.root))
     laptop.home.mkdir()
@@ -122,13 +119,13 @@ def repro_elsewhere(project: Project, folder: Path, shared: tuple[str, ...]) -> 
     return read_lock(laptop.root)
 
 
-def test_dvc_repro_makes_the_lock_of_the_flow(trained: tuple[Project, str], tmp_path: Path) -> None:
+def test_dvc_repro_makes_same_lock_as_flow(trained: tuple[Project, str], tmp_path: Path) -> None:
     project = trained[0]
     flow = yaml.safe_load(project.git("show", "main:dvc.lock", cwd=project.home / "origin.git"))
-    assert repro_elsewhere(project, tmp_path, ("models", "features")) == flow
+    assert repro_in_clone(project, tmp_path, ("models", "features")) == flow
 
 
-def test_killed_at_two_stages_it_completes(small_project: Project) -> None:
+def test_retrain_killed_at_two_stages_completes(small_project: Project) -> None:
     file = small_project.root / "dvc.yaml"
     whole = yaml.safe_load(file.read_text())["stages"]
     whole["dataset"]["deps"].remove("artifacts/validation.json")
@@ -136,7 +133,7 @@ def test_killed_at_two_stages_it_completes(small_project: Project) -> None:
     file.write_text(yaml.safe_dump({"stages": stages}))
     small_project.git("commit", "-qam", "A DAG from the labels to the probe")
     small_project.compare_with("sequence_log_prob")  # enough for several shards
-    completes_after_kills(
+    complete_after_kills(
         small_project,
         ["python", "-c", TRAIN],
         ["features", "train_probe"],
@@ -144,11 +141,7 @@ def test_killed_at_two_stages_it_completes(small_project: Project) -> None:
 
 
 def write_first_layers(folder: Path, layers: int) -> None:
-    """The embedded model's first `layers` decoder blocks, with its own embedding, head and tokenizer.
-
-    Its arithmetic, of the same widths, for a fraction of the work: for what asks whether the machinery is exact, not
-    whether the model is any good.
-    """
+    """Write the first `layers` decoder blocks of the embedded model: its arithmetic for a fraction of the work."""
     settings = Settings(home=MODELS.parent)
     whole = load_model(find_model("smollm2-135m-instruct", settings), torch.device("cpu"), torch.float32)
     whole.model.model.layers = whole.model.model.layers[:layers]
@@ -157,10 +150,10 @@ def write_first_layers(folder: Path, layers: int) -> None:
     whole.tokenizer.save_pretrained(folder)
 
 
-@pytest.mark.soak(twin="test_killed_at_two_stages_it_completes")
-def test_killed_at_every_stage_the_lock_is_that_of_dvc_repro(small_project: Project, tmp_path: Path) -> None:
+@pytest.mark.soak(twin="test_retrain_killed_at_two_stages_completes")
+def test_retrain_killed_at_every_stage_same_lock(small_project: Project, tmp_path: Path) -> None:
     params = yaml.safe_load((small_project.root / "params.yaml").read_text())
     write_first_layers(tmp_path / "model", 4)
     small_project.edit_params(params["llm"]["model"], str(tmp_path / "model"))
-    completes_after_kills(small_project, RETRAIN, EVERY_STAGE, half_the_features_are_planned)
-    assert repro_elsewhere(small_project, tmp_path, ("models",)) == read_lock(small_project.workspace)
+    complete_after_kills(small_project, RETRAIN, EVERY_STAGE, require_half_planned)
+    assert repro_in_clone(small_project, tmp_path, ("models",)) == read_lock(small_project.workspace)

@@ -1,4 +1,4 @@
-"""A project after nights and versions: what retention deletes there, and that a copy of the home brings it back elsewhere."""
+"""Retention in a project after nights and versions, and a restored copy of its home."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ print(releases.fetch_bundle(releases.get_production()).name)
 """
 
 
-def printed(project: Project, code: str) -> str:
+def run_python(project: Project, code: str) -> str:
     done = project.command(["python", "-c", code])
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
 
 
-def succeeds(project: Project, *command: str) -> str:
+def run_abstain(project: Project, *command: str) -> str:
     done = project.abstain(*command)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
@@ -50,41 +50,41 @@ def project(trained: tuple[Project, str], prefect_server: str, tmp_path: Path) -
         (copy.home / name).unlink()
         shutil.copytree(trained[0].home / name, copy.home / name)
     (copy.home / "features").unlink()  # `abstain cache prune` has tests of its own; which are needed, torch has to say
-    printed(copy, NIGHTS)
+    run_python(copy, NIGHTS)
     return copy
 
 
-def objects(folder: Path) -> set[str]:
+def list_objects(folder: Path) -> set[str]:
     files = (folder / "files" / "md5").glob("*/*")
     return {f"{file.parent.name}{file.name}" for file in files}
 
 
-def output_of(night: int) -> str:
+def hash_output(night: int) -> str:
     return hashlib.md5(json.dumps({"night": night}).encode()).hexdigest()
 
 
-def test_live_or_tagged_survives_retention_and_a_restore(project: Project, tmp_path: Path) -> None:
-    before = objects(project.home / "dvc-remote")
-    assert {output_of(0), output_of(5)} <= before
-    said = succeeds(project, "retention", "--apply")
-    after = objects(project.home / "dvc-remote")
-    assert "deleted" in said and output_of(0) not in after, "only a commit of 205 days ago names it"
-    assert output_of(5) in after, "a tag names it"
+def test_retention_keeps_live_and_tagged_and_restores(project: Project, tmp_path: Path) -> None:
+    before = list_objects(project.home / "dvc-remote")
+    assert {hash_output(0), hash_output(5)} <= before
+    output = run_abstain(project, "retention", "--apply")
+    after = list_objects(project.home / "dvc-remote")
+    assert "deleted" in output and hash_output(0) not in after, "only a commit of 205 days ago names it"
+    assert hash_output(5) in after, "a tag names it"
     shutil.rmtree(project.home / "dvc-cache")
-    assert printed(project, OPEN).split() == ["v1.2.0"], "what is live is served"
-    assert "in production: probe v1.1.0" in succeeds(project, "rollback", "--reason", "a test")
+    assert run_python(project, OPEN).split() == ["v1.2.0"]
+    assert "in production: probe v1.1.0" in run_abstain(project, "rollback", "--reason", "a test")
 
     elsewhere = replace(project, root=tmp_path / "new" / "checkout", home=tmp_path / "new" / "home")
     left_out = re.findall(r"--exclude=\./([\w-]+)", (ROOT / "docs" / "howto" / "backup.md").read_text())
     assert "workspace" in left_out
     shutil.copytree(project.home, elsewhere.home, symlinks=True, ignore=shutil.ignore_patterns(*left_out))
     project.git("clone", "-q", str(elsewhere.home / "origin.git"), str(elsewhere.root))
-    assert succeeds(elsewhere, "status") == succeeds(project, "status")
-    assert "features          cached" in succeeds(elsewhere, "plan"), "data and outputs are there"
+    assert run_abstain(elsewhere, "status") == run_abstain(project, "status")
+    assert "features          cached" in run_abstain(elsewhere, "plan")
 
 
-@pytest.mark.soak(twin="test_live_or_tagged_survives_retention_and_a_restore")
-def test_a_year_of_nights_makes_no_command_slow(
+@pytest.mark.soak(twin="test_retention_keeps_live_and_tagged_and_restores")
+def test_commands_after_year_of_nights_are_fast(
     trained: tuple[Project, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     project = trained[0]

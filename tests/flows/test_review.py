@@ -37,7 +37,7 @@ SECONDS = 1000
 
 
 @contextmanager
-def reviewing(project: Project, key_line: str) -> Iterator[Page]:
+def open_review_page(project: Project, key_line: str) -> Iterator[Page]:
     """The page of `abstain serve` in a browser without JavaScript."""
     keys, port = project.home / "keys", free_port()
     keys.write_text(f"{key_line}\n")
@@ -65,16 +65,16 @@ def abstain(project: Project, *arguments: str) -> str:
     return done.stdout
 
 
-def test_queued_answers_come_into_the_data_with_their_weight(small_project: Project) -> None:
+def test_review_queue_answers_are_ingested_with_weight(small_project: Project) -> None:
     small_project.edit_params("max_feedback_delay_days: 90", "max_feedback_delay_days: 36500")  # the sample has a date
-    said = abstain(small_project, "review", "export", "-n", "8", "--queue")
-    assert "8 answers wait in the review queue" in said
+    output = abstain(small_project, "review", "export", "-n", "8", "--queue")
+    assert "8 answers wait in the review queue" in output
     url = f"sqlite:///{small_project.home}/decisions.sqlite"
     with closing(LogDatabase.open(url)) as log, log.read_transaction() as connection:
         drawn = {row.interaction_id: row.probability for row in connection.execute(select(QUEUE))}
     assert len(drawn) == 8 and 0 < min(drawn.values()) < 1
     key, line = create_key("ann", ["review"])
-    with reviewing(small_project, line) as page:
+    with open_review_page(small_project, line) as page:
         page.goto("/")
         page.get_by_label("Key").fill(key)
         page.keyboard.press("Enter")
@@ -93,7 +93,7 @@ def test_queued_answers_come_into_the_data_with_their_weight(small_project: Proj
     assert small_project.git("rev-parse", "main", cwd=small_project.home / "origin.git") == before
 
 
-def test_promoted_probe_decides_which_rows_are_uncertain(
+def test_add_sampling_priorities_uses_promoted_probe(
     trained: tuple[Project, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What `export` does between reading the window and drawing; without the clock, for the sample has a date."""

@@ -23,7 +23,7 @@ PAGE = (ROOT / "docs" / "tutorial-own-data.md").read_text()
 
 
 def run_page(project: Project, *, own: Path | None = None, until: str = "") -> str:
-    """Run the commands of the page up to the heading `until`, in one shell; what they printed."""
+    """Run the commands of the page up to the heading `until`, in one shell, and return what they printed."""
     page = PAGE[: PAGE.index(until)] if until else PAGE
     commands = "".join(re.findall(r"```sh\n(.*?)```", page, re.DOTALL))
     # The command as the tests' environment has it: no package of this checkout is installed there.
@@ -34,25 +34,32 @@ def run_page(project: Project, *, own: Path | None = None, until: str = "") -> s
     return done.stdout
 
 
-def own_rows(project: Project, contract: type[Any], prefix: str) -> int:
-    """The stored rows of the answers whose ids begin with `prefix`."""
+def count_rows(project: Project, contract: type[Any], prefix: str) -> int:
+    """Count the stored rows of answers whose ids begin with `prefix`."""
     rows = DataStore(project.workspace / "data").iter_rows(contract)
     return sum(row.interaction_id.startswith(prefix) for row in rows)
 
 
-def test_tutorial_on_its_own_table_and_on_any_folder(tmp_path: Path, prefect_server: str) -> None:
-    project = replace(new_project(tmp_path / "project"), server=prefect_server)
-    printed = run_page(project)
+@pytest.fixture
+def project(tmp_path: Path, prefect_server: str) -> Project:
+    return replace(new_project(tmp_path / "project"), server=prefect_server)
+
+
+def test_tutorial_ingests_any_folder(project: Project, tmp_path: Path) -> None:
+    own = tmp_path / "other folder"
+    shutil.copytree(FIXTURES / "phoenix", own)
+    (own / "mapping.yaml").write_text((PAGES / "phoenix.md").read_text().split("```yaml\n")[1].split("```")[0])
+    assert "not mapped: toxicity (1)" in " ".join(run_page(project, own=own, until="## 5.").split())
+    assert [count_rows(project, contract, "051581bf") for contract in (Interaction, Thumb, Review)] == [1, 1, 1]
+
+
+@pytest.mark.soak(twin="test_tutorial_ingests_any_folder")
+def test_tutorial_as_written_trains(project: Project) -> None:
+    output = run_page(project)
     with (project.root / ".abstain" / "own" / "tickets.csv").open(newline="") as file:
         tickets = list(csv.DictReader(file))
-    assert own_rows(project, Interaction, "") == own_rows(project, Interaction, "Q-") == len(tickets)
-    assert own_rows(project, Thumb, "Q-") == sum(bool(ticket["smiley"]) for ticket in tickets)
-    assert own_rows(project, Review, "Q-") == sum(bool(ticket["result"]) for ticket in tickets)
-    assert "not mapped" not in printed
-    assert re.search(r"^report +ran ", printed, re.MULTILINE) and "choose_layer" not in printed
-
-    other = tmp_path / "other folder"
-    shutil.copytree(FIXTURES / "phoenix", other)
-    (other / "mapping.yaml").write_text((PAGES / "phoenix.md").read_text().split("```yaml\n")[1].split("```")[0])
-    assert "not mapped: toxicity (1)" in " ".join(run_page(project, own=other, until="## 5.").split())
-    assert [own_rows(project, contract, "051581bf") for contract in (Interaction, Thumb, Review)] == [1, 1, 1]
+    assert count_rows(project, Interaction, "") == count_rows(project, Interaction, "Q-") == len(tickets)
+    assert count_rows(project, Thumb, "Q-") == sum(bool(ticket["smiley"]) for ticket in tickets)
+    assert count_rows(project, Review, "Q-") == sum(bool(ticket["result"]) for ticket in tickets)
+    assert "not mapped" not in output
+    assert re.search(r"^report +ran ", output, re.MULTILINE) and "choose_layer" not in output

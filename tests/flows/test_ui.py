@@ -1,4 +1,4 @@
-"""What a person finds in the Prefect UI after the demo, seen with a real browser."""
+"""The Prefect UI after the demo, in a real browser."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from playwright.sync_api import TimeoutError as PlaywrightTimeout
 from abstain.reports.plots import PLOTS
 from tests.browser import headless
 from tests.conftest import SERVER_KEY, Up
-from tests.reports.data_reports.test_pages import FAILED, REFUSED
+from tests.reports.data_reports.test_pages import FAILED
 
 pytestmark = pytest.mark.slow
 
@@ -35,8 +35,7 @@ from abstain_tasks.server import prepare_environment, server_for_run
 prepare_environment()
 with server_for_run():
     from prefect import flow
-    from abstain.ingest.report import IngestReport
-    from abstain_tasks.monitoring.publish import publish_ingest, publish_validation
+    from abstain_tasks.monitoring.publish import publish_validation
     from abstain_tasks.runs.workspace import Workspace
 
 workspace = Workspace(Path(sys.argv[1]), 0)
@@ -45,57 +44,46 @@ workspace = Workspace(Path(sys.argv[1]), 0)
 def retrain():
     publish_validation(workspace)
 
-@flow(name="ingest", flow_run_name="monday")
-def ingest():
-    counts = dict(read=20, accepted=12, duplicate=1, pending=2, quarantined=5)
-    report = IngestReport(**counts, contracts={"interactions": 12}, quarantine="quarantine/q.jsonl")
-    publish_ingest(report, workspace, rejection="batch of a.jsonl rejected, nothing accepted: 5 of 20 rows fail")
-
 retrain()
-ingest()
 """
 SECONDS = 1000
-RUN_TAKES = 10 * 30 * SECONDS  # ten times the goal: a worker polls, then imports everything anew
+RUN_LIMIT = 10 * 30 * SECONDS
+"""Ten times the goal: a worker polls, then imports everything anew."""
 
 
 @pytest.fixture
-def refused() -> list[str]:
-    """What the pages asked of anybody but the two servers."""
-    return []
-
-
-@pytest.fixture
-def browser(up: Up, refused: list[str]) -> Iterator[BrowserContext]:
-    """Headless Chromium that reaches the two servers and nothing else."""
+def browser(up: Up) -> Iterator[BrowserContext]:
+    """Headless Chromium that asks nothing of other addresses than those of the two servers."""
+    blocked: list[str] = []
 
     def is_elsewhere(url: str) -> bool:
         return urlsplit(url).netloc not in {f"127.0.0.1:{port}" for port in (up.ui, up.reports)}
 
-    def refuse(route: Route) -> None:
-        refused.append(route.request.url)
+    def block(route: Route) -> None:
+        blocked.append(route.request.url)
         route.abort()
 
     with headless() as opened:
         # The UI draws no more of a list than the window shows.
         context = opened.new_context(base_url=f"http://127.0.0.1:{up.ui}", viewport={"width": 1280, "height": 3000})
-        context.route(is_elsewhere, refuse)
+        context.route(is_elsewhere, block)
         # Routed and not connected: no websocket opens there.
-        context.route_web_socket(is_elsewhere, lambda opened: refused.append(opened.url))
+        context.route_web_socket(is_elsewhere, lambda opened: blocked.append(opened.url))
         context.set_default_timeout(30 * SECONDS)
         expect.set_options(timeout=30 * SECONDS)
         yield context
+    assert blocked == []  # no telemetry, no fonts
 
 
-def test_shows_what_the_demo_did_and_runs_a_deployment(browser: BrowserContext, refused: list[str]) -> None:
+def log_in(page: Page) -> None:
+    page.goto("/")
+    page.get_by_placeholder("admin:pass").fill(SERVER_KEY)
+    page.get_by_role("button", name="Login").click()
+    expect(page).to_have_url("/dashboard")  # not /v2/dashboard, which asks amplitude.com
+
+
+def test_ui_without_key_shows_nothing(browser: BrowserContext) -> None:
     page = browser.new_page()
-    shows_nothing_without_the_key(page)
-    logs_in(page)
-    shows_the_retrain_and_its_artifacts(page)
-    runs_the_hourly_ingest(page)
-    assert refused == []  # no telemetry, no fonts
-
-
-def shows_nothing_without_the_key(page: Page) -> None:
     page.goto("/runs")
     expect(page).to_have_url(re.compile("/login"))
     page.get_by_placeholder("admin:pass").fill("admin:pass")
@@ -103,18 +91,11 @@ def shows_nothing_without_the_key(page: Page) -> None:
     expect(page.get_by_text("Authentication failed.").first).to_be_visible()
 
 
-def logs_in(page: Page) -> None:
-    """As a person does; the browser remembers it."""
-    page.goto("/")
-    page.get_by_placeholder("admin:pass").fill(SERVER_KEY)
-    page.get_by_role("button", name="Login").click()
-    expect(page).to_have_url("/dashboard")  # not /v2/dashboard, which asks amplitude.com
-
-
-def shows_the_retrain_and_its_artifacts(page: Page) -> None:
+def test_ui_shows_artifacts_of_temporary_server(browser: BrowserContext) -> None:
+    page = browser.new_page()
+    log_in(page)
     page.get_by_role("button", name="Runs", exact=True).click()
     retrain = page.locator(".state-list-item").filter(has=page.get_by_role("link", name="retrain", exact=True))
-    # The temporary server of `abstain demo` is gone, its history is not.
     completed = retrain.filter(has_text="Completed").last
     expect(completed).to_be_visible()
     completed.locator("a[href*='/runs/flow-run/']").click()
@@ -132,14 +113,16 @@ def shows_the_retrain_and_its_artifacts(page: Page) -> None:
     expect(page.get_by_role("heading", name="Model card")).to_be_visible()  # its text, and no link to a file
 
 
-def runs_the_hourly_ingest(page: Page) -> None:
+def test_ui_runs_deployment(browser: BrowserContext) -> None:
+    page = browser.new_page()
+    log_in(page)
     page.get_by_role("button", name="Deployments", exact=True).click()
-    for deployment, flow in (
-        ("nightly", "retrain"),
-        ("hourly", "ingest"),
-        ("daily", "monitor"),
-        ("weekly", "retention"),
-    ):
+    for deployment, flow in {
+        "nightly": "retrain",
+        "hourly": "ingest",
+        "daily": "monitor",
+        "weekly": "retention",
+    }.items():
         row = page.get_by_role("row").filter(has=page.get_by_role("link", name=deployment, exact=True))
         expect(row.get_by_role("link", name=flow, exact=True)).to_be_visible()
     page.get_by_role("link", name="hourly", exact=True).click()
@@ -155,43 +138,25 @@ def runs_the_hourly_ingest(page: Page) -> None:
                 raise
     # Its own page: the one before lists all runs. The drop folder is empty, which is no failure.
     state = page.locator(".page-heading-flow-run").get_by_text("Completed", exact=True)
-    expect(state).to_be_visible(timeout=RUN_TAKES)
+    expect(state).to_be_visible(timeout=RUN_LIMIT)
 
 
-@pytest.fixture
-def checked(tmp_path: Path) -> Path:
-    """A workspace in which a stage and an ingest have left what they found."""
-    checked = tmp_path / "checked"
-    (checked / "artifacts").mkdir(parents=True)
-    found = {**FAILED.to_dict(), "as_of": "2026-11-02T00:00:00+00:00"}
-    (checked / "artifacts" / "validation.json").write_text(json.dumps(found))
-    (checked / "artifacts" / "quality.json").write_text("of an earlier run, not to be read after a failure")
-    (checked / "data" / "quarantine").mkdir(parents=True)
-    lines = "".join(f"{row.to_json_line()}\n" for row in REFUSED)
-    (checked / "data" / "quarantine" / "q.jsonl").write_text(lines)
-    return checked
-
-
-def test_the_page_about_the_data_is_linked_from_the_run(
-    up: Up, browser: BrowserContext, refused: list[str], checked: Path
-) -> None:
-    """Of a run that failed, and of a batch that was refused."""
-    done = up.project.command(["python", "-c", PUBLISH, str(checked)])
+def test_ui_links_report_page_of_failed_run(up: Up, browser: BrowserContext, tmp_path: Path) -> None:
+    (tmp_path / "artifacts").mkdir()
+    validation = {**FAILED.to_dict(), "as_of": "2026-11-02T00:00:00+00:00"}
+    (tmp_path / "artifacts" / "validation.json").write_text(json.dumps(validation))
+    (tmp_path / "artifacts" / "quality.json").write_text("of an earlier run, not to be read after a failure")
+    done = up.project.command(["python", "-c", PUBLISH, str(tmp_path)])
     assert done.returncode == 0, done.stdout + done.stderr
-    logs_in(browser.new_page())
-    for run, name, verdict, row in (
-        ("sunday", "validation", "1 expectation failed, by 3 rows", "answer: 31,204 characters"),
-        ("monday", "ingest", "Batch rejected, nothing accepted", "line: not valid UTF-8"),
-    ):
-        page = browser.new_page()
-        page.goto("/runs")
-        page.get_by_role("link", name=run, exact=True).click()
-        page.get_by_text("Artifacts", exact=True).click()
-        page.get_by_role("link", name=re.compile(f"^markdown {name}-report Created")).click()
-        with browser.expect_page() as opened:  # the link opens a tab of its own
-            page.get_by_role("link", name=f"{name} report", exact=True).click()
-        report = opened.value
-        assert urlsplit(report.url).netloc == f"127.0.0.1:{up.reports}"
-        expect(report.locator("#verdict")).to_contain_text(verdict)
-        expect(report.locator("#rows-that-fail")).to_contain_text(row)
-    assert refused == []
+    page = browser.new_page()
+    log_in(page)
+    page.goto("/runs")
+    page.get_by_role("link", name="sunday", exact=True).click()
+    page.get_by_text("Artifacts", exact=True).click()
+    page.get_by_role("link", name=re.compile("^markdown validation-report Created")).click()
+    with browser.expect_page() as opened:  # the link opens a tab of its own
+        page.get_by_role("link", name="validation report", exact=True).click()
+    report = opened.value
+    assert urlsplit(report.url).netloc == f"127.0.0.1:{up.reports}"
+    expect(report.locator("#verdict")).to_contain_text("1 expectation failed, by 3 rows")
+    expect(report.locator("#rows-that-fail")).to_contain_text("answer: 31,204 characters")

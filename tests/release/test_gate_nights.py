@@ -11,15 +11,15 @@ RUNS = 30
 
 
 @pytest.mark.heavy
-def test_equal_challengers_are_rarely_promoted_and_rarely_refused_for_what_did_not_get_worse() -> None:
-    """Twelve nights that share the level, one after another on the same small hold-out."""
+def test_promotion_equal_candidates_keep_error_levels() -> None:
+    """Twelve nights that share the alpha, one after another on the same small hold-out."""
     nights = Nights(20, 10, 3, carried=0.8, params=load_shipped_params(max_comparisons=12, false_promotion_rate=0.1))
-    found = simulate(nights, 12, RUNS)
-    assert found.promotion_rate * RUNS <= compute_max_violations(RUNS)
-    assert found.degradation_rate <= 0.1, found.rate_by_check
+    result = simulate(nights, 12, RUNS)
+    assert result.promotion_rate * RUNS <= compute_max_violations(RUNS)
+    assert result.degradation_rate <= 0.1, result.rate_by_check
 
 
 @pytest.mark.heavy
-def test_a_better_challenger_is_found_within_five_nights() -> None:
+def test_promotion_better_candidate_within_five_nights() -> None:
     nights = Nights(50, 20, 4, carried=0.8, auroc_gain=0.05)
     assert simulate(nights, 5, RUNS).promotion_rate >= 0.6

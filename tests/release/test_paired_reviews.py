@@ -1,4 +1,4 @@
-"""Which reviews of what both have decided about count, and what they say."""
+"""Which reviews of answers that both versions decided about are compared."""
 
 from __future__ import annotations
 
@@ -13,71 +13,66 @@ from abstain.release.paired_reviews import hash_reviews, join_paired_reviews, ma
 from tests.checkout import shipped_params
 from tests.data.builders import later
 
-LABELS = shipped_params().labels
+Reviews = list[tuple[str, bool, float | None]]
+"""Answer, whether it is correct, and inclusion probability."""
 
 
-def pair(key: str, shadow: float = 0.25, probability: float | None = 0.5) -> PairedDecision:
+def make_pair(key: str, shadow: float = 0.25, probability: float | None = 0.5) -> PairedDecision:
     return PairedDecision(key, True, 0.75, probability, 0.5, shadow >= 0.5, shadow, 0.2, 0.5)
 
 
-def frames(reviews: list[tuple[str, bool, float | None]], interactions: int = 200) -> StoreFrames:
-    """Answers q-0, q-1 ... about a document each two; reviews by key, whether correct, and inclusion probability."""
-    asked = {
+def join(pairs: list[PairedDecision], reviews: Reviews) -> pd.DataFrame:
+    """Join pairs with reviews of answers q-0, q-1 ..., of which each two are about one document."""
+    numbers = range(200)
+    interactions = {
         **dict.fromkeys(INTERACTION_DTYPES),
-        "interaction_id": [f"q-{n}" for n in range(interactions)],
-        "group": [f"doc-{n // 2}" for n in range(interactions)],
+        "interaction_id": [f"q-{n}" for n in numbers],
+        "group": [f"doc-{n // 2}" for n in numbers],
     }
-    keys, right, probability = zip(*reviews, strict=True) if reviews else ((), (), ())
-    said = {
+    keys, correct, probabilities = zip(*reviews, strict=True) if reviews else ((), (), ())
+    columns = {
         **dict.fromkeys(("complete", "truthful"), True),
         "interaction_id": keys,
-        "correct": right,
-        "inclusion_probability": probability,
+        "correct": correct,
+        "inclusion_probability": probabilities,
         "reviewed_at": [later(n) for n in range(len(keys))],
         "reviewer": "sme-1",
     }
-    empty = pd.DataFrame({name: pd.Series([], dtype=dtype) for name, dtype in THUMB_DTYPES.items()})
-    return StoreFrames(
-        pd.DataFrame(asked), empty, pd.DataFrame(said, columns=list(REVIEW_DTYPES)).astype(REVIEW_DTYPES)
-    )
+    thumbs = pd.DataFrame({name: pd.Series([], dtype=dtype) for name, dtype in THUMB_DTYPES.items()})
+    frame = pd.DataFrame(columns, columns=list(REVIEW_DTYPES)).astype(REVIEW_DTYPES)
+    return join_paired_reviews(pairs, StoreFrames(pd.DataFrame(interactions), thumbs, frame), shipped_params().labels)
 
 
-def test_the_reviewed_ones_are_joined_by_id_and_the_last_review_of_one_counts() -> None:
-    rows = join_paired_reviews(
-        [pair("q-3", 0.9), pair("q-1"), pair("q-2"), pair("elsewhere")],
-        frames([("q-1", True, 0.5), ("q-3", True, 0.25), ("q-3", False, 0.25), ("q-9", True, 0.5)]),
-        LABELS,
+def test_join_paired_reviews_last_review_counts() -> None:
+    rows = join(
+        [make_pair("q-3", 0.9), make_pair("q-1"), make_pair("q-2"), make_pair("elsewhere")],
+        [("q-1", True, 0.5), ("q-3", True, 0.25), ("q-3", False, 0.25), ("q-9", True, 0.5)],
     )
     assert rows["interaction_id"].tolist() == ["q-1", "q-3"]
     assert rows["correct"].tolist() == [1, 0] and rows["group"].tolist() == ["doc-0", "doc-1"]
-    window = make_evaluation_set(rows, "v1.0.0")
-    assert window.confidences[CANDIDATE].tolist() == [0.25, 0.9]
-    assert window.confidences["v1.0.0"].tolist() == [0.75, 0.75]
-    assert window.weight == pytest.approx(np.array([0.5, 1.0]))
-    assert window.probabilities is not None and window.champion_probability is not None
-    unknown = join_paired_reviews([pair("q-1", probability=None)], frames([("q-1", True, 0.5)]), LABELS)
+    evaluation = make_evaluation_set(rows, "v1.0.0")
+    assert evaluation.confidences[CANDIDATE].tolist() == [0.25, 0.9]
+    assert evaluation.confidences["v1.0.0"].tolist() == [0.75, 0.75]
+    assert evaluation.weight == pytest.approx(np.array([0.5, 1.0]))
+    assert evaluation.probabilities is not None and evaluation.champion_probability is not None
+    unknown = join([make_pair("q-1", probability=None)], [("q-1", True, 0.5)])
     assert make_evaluation_set(unknown, "v1.0.0").champion_probability is None
 
 
-def test_a_review_that_somebody_chose_to_give_does_not_count() -> None:
-    """Most are of what production has shown, among which its confidences are all alike."""
-    found = frames([("q-1", True, 0.5), ("q-2", False, None), ("q-3", True, 0.5)])
-    rows = join_paired_reviews([pair(f"q-{n}") for n in range(5)], found, LABELS)
-    assert rows["interaction_id"].tolist() == ["q-1", "q-3"]
+def test_join_paired_reviews_drops_self_selected() -> None:
+    reviews: Reviews = [("q-1", True, 0.5), ("q-2", False, None), ("q-3", True, 0.5)]
+    assert join([make_pair(f"q-{n}") for n in range(5)], reviews)["interaction_id"].tolist() == ["q-1", "q-3"]
 
 
-def test_nothing_reviewed_is_no_row_and_no_error() -> None:
-    for both, found in (([], frames([])), ([pair("q-1")], frames([])), ([], frames([("q-1", True, 0.5)]))):
-        rows = join_paired_reviews(both, found, LABELS)
+def test_join_paired_reviews_without_pairs_or_reviews_is_empty() -> None:
+    reviews: Reviews = [("q-1", True, 0.5)]
+    for rows in (join([], []), join([make_pair("q-1")], []), join([], reviews)):
         assert len(rows) == 0 and len(make_evaluation_set(rows, "v1.0.0").correct) == 0
 
 
-def test_equal_digests_say_that_nothing_was_reviewed_since() -> None:
-    both = [pair("q-1"), pair("q-2")]
-    first = join_paired_reviews(both, frames([("q-1", True, 0.5)]), LABELS)
-    again = join_paired_reviews(
-        [*reversed(both), pair("q-5")], frames([("q-1", True, 0.5), ("q-9", True, 0.5)]), LABELS
-    )
-    assert hash_reviews(first) == hash_reviews(again)
-    for reviews in ([("q-1", False, 0.5)], [("q-1", True, 0.4)], [("q-1", True, 0.5), ("q-2", True, 0.5)]):
-        assert hash_reviews(join_paired_reviews(both, frames(reviews), LABELS)) != hash_reviews(first)
+def test_hash_reviews_changes_with_compared_reviews() -> None:
+    both, reviews = [make_pair("q-1"), make_pair("q-2")], [("q-1", True, 0.5)]
+    first = hash_reviews(join(both, reviews))
+    assert first == hash_reviews(join([*reversed(both), make_pair("q-5")], [*reviews, ("q-9", True, 0.5)]))
+    for other in ([("q-1", False, 0.5)], [("q-1", True, 0.4)], [*reviews, ("q-2", True, 0.5)]):
+        assert hash_reviews(join(both, other)) != first

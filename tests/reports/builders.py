@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from abstain.data.labels.data_card import DataCard
-from abstain.learning.evaluation.evaluation_result import EvaluationResult
+from abstain.learning.evaluation.evaluation_result import EvaluationResult, HoldoutMetrics
 from abstain.reports.plots import plot_tables
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -110,6 +110,12 @@ def evaluated(*, guaranteed: bool = True, few: bool = False, changed: Mapping[st
         part[last] = copy.deepcopy(value)
     result = EvaluationResult.from_files(parts["metrics"], parts["evaluation"])
     return Evaluated(result, DataCard.from_dict(parts["dataset"]), plot_tables(tables, result))
+
+
+def make_holdout_metrics(at_threshold: Mapping[str, Any] = {}, **values: Any) -> HoldoutMetrics:
+    """Build the metrics of a hold-out, with some values changed."""
+    holdout = json.loads(read_results())["metrics"]["holdout"]
+    return HoldoutMetrics(**(holdout | values | {"at_threshold": holdout["at_threshold"] | at_threshold}))
 
 
 @lru_cache(maxsize=1)

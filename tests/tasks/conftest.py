@@ -34,7 +34,8 @@ from tests.checkout import SHIPPED
 from tests.conftest import ROOT
 from tests.learning.estimators.builders import D, ragged, write_mean_probe
 from tests.learning.thresholds.builders import EVIDENCE, make_guarantee, make_missing_guarantee
-from tests.release.test_promotion_check import related, window
+from tests.release.builders import make_related_set, make_set
+from tests.reports.builders import make_holdout_metrics
 
 ESTIMATES = GuaranteeEstimates(coverage=0.5, precision=0.8, error_rate=0.1)
 UNCHECKED = make_guarantee(metric="error_rate", target=0.1, status="unchecked", holdout=None, estimates=ESTIMATES)
@@ -53,7 +54,7 @@ DAY = datetime(2026, 11, 20, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Plain(Workspace):
-    """A workspace whose DVC keeps what a tag's data and outputs were in a folder a tag."""
+    """A workspace with a stub of DVC that keeps the files of each tag in a folder."""
 
     kept: Path = field(default_factory=Path)
 
@@ -86,7 +87,7 @@ class Plain(Workspace):
         return found if {table for table, _ in found} == set(tables) else None
 
     def keep(self, version: str, *names: Path) -> None:
-        """What `dvc get --rev` of the version gives from now on."""
+        """Let `dvc get --rev` of the version find these files."""
         for name in names:
             target = self.kept / f"refs-tags-probe@{version}" / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -100,6 +101,11 @@ class Plain(Workspace):
         (self.path / paths.REGISTRY).write_text(registry.to_json())
         commit(self, "Erase a user", paths.REGISTRY)
         push(self)
+
+
+def read_approval(workspace: Workspace, name: str) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((workspace.path / paths.APPROVALS / f"{name}.json").read_text())
+    return record
 
 
 @pytest.fixture
@@ -135,11 +141,11 @@ class Candidates:
         guaranteed: bool = True,
         n_self_selected: int | None = None,
     ) -> None:
-        """One of strength `probe` that was seen by `drop` fewer answers of the hold-out; equal ones are equal bytes.
+        """Write a candidate of strength `probe`, without the first `drop` answers of the hold-out.
 
-        `n_self_selected`: the first so many reviews are self-selected and find everything that is shown incorrect; the others
-        were drawn. None: nothing is known of that. `guaranteed`: whether the validation split guarantees something. Of all reviews a
-        third are of the hold-out.
+        `guaranteed`: whether the validation split guarantees something. `n_self_selected`: the first so many reviews
+        are self-selected and find all that is shown incorrect, the others are sampled; None if that is unknown. A third
+        of all reviews are of the hold-out.
         """
         self.latency = latency
         root = self.workspace.path
@@ -166,7 +172,7 @@ class Candidates:
         write_mean_probe(root / paths.ONNX, D, metadata)
         (root / paths.ONNX_PARTS).mkdir()
         (root / paths.SCORER_CHOICE).write_text(json.dumps({"kind": "probe"}))
-        found = related(400, probe, 1.2, seed=1, correlation=0.99)
+        found = make_related_set(400, probe, 1.2, seed=1, correlation=0.99)
         scores = pd.DataFrame(
             {
                 "interaction_id": [f"i-{n}" for n in range(400)],
@@ -178,7 +184,7 @@ class Candidates:
                 "sampled": n_self_selected is not None,
                 "probability": found.confidences[CANDIDATE],
                 "confidence": found.confidences[CANDIDATE],
-                "length_only": window().confidences["length_only"],
+                "length_only": make_set().confidences["length_only"],
                 "base_rate": 0.6,
             }
         ).iloc[drop:]
@@ -189,9 +195,11 @@ class Candidates:
             scores["correct"] = np.where(wrong, 0, scores["correct"])
         scores.to_parquet(root / paths.SCORES)
         digest = compute_holdout_digest(list(scores["interaction_id"]), scores["correct"].tolist())
-        holdout = {"digest": digest, "strength": probe, "rows": len(scores), "at_threshold": AT_THRESHOLD}
-        (root / paths.METRICS).write_text(json.dumps({"holdout": holdout}))
-        (root / paths.THRESHOLD).write_text(json.dumps({"guarantee": guarantee.model_dump(mode="json")}))
+        holdout = make_holdout_metrics(AT_THRESHOLD, digest=digest, strength=probe, rows=len(scores))
+        metrics = {"holdout": holdout.to_dict(), "newest": {"rows": 0, "auroc": None}}
+        (root / paths.METRICS).write_text(json.dumps(metrics))
+        tuned = {"threshold": threshold, "guarantee": guarantee.model_dump(mode="json")}
+        (root / paths.THRESHOLD).write_text(json.dumps(tuned | {"heuristic": None, "self_selected": None}))
         sources = ["review"] * 3 * len(scores) + ["thumb"] * 1000
         pd.DataFrame({"source": sources}).to_parquet(root / paths.DATASET)
         (root / paths.PARITY).write_text(json.dumps({"max_abs_difference": 0.0}))

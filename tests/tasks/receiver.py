@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -40,11 +39,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.end_headers()
 
-    def log_message(self, *_: Any) -> None:
-        """Nothing on the terminal."""
-
-
-def free_address() -> int:
-    """A port at which nothing listens yet."""
-    with socket.create_server(("127.0.0.1", 0)) as bound:
-        return int(bound.getsockname()[1])
+    def log_message(self, *_: Any) -> None: ...

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
 import numpy as np
+from pydantic import BeforeValidator
 
 from abstain.core.codes import Code
+from abstain.core.reasons import Reason
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import RESAMPLING, Estimate, Statistic, bootstrap
 
 CANDIDATE = "candidate"
 """Name of the candidate's served scorer among the confidences of an evaluation set."""
+Measured = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+"""A number of a record; if it is not defined, nan here and null in JSON."""
 
 
 @dataclass(frozen=True)
@@ -107,9 +113,13 @@ class PromotionCheck:
     code: Code
     name: str
     passed: bool | None
-    value: float
-    limit: float
+    value: Measured
+    limit: Measured
     message: str
+
+    def to_reason(self) -> Reason:
+        """Return the check as the reason for a rejection; its field is the name of the check."""
+        return Reason(self.code, self.name, self.message)
 
 
 def correct_bootstrap_error(error: float, groups: int) -> float:
@@ -134,9 +144,6 @@ def check_at_least(code: Code, name: str, value: float, limit: float, message: s
         value: Measured value; nan fails.
         limit: Lowest accepted value.
         message: Message of the check.
-
-    Returns:
-        The check.
     """
     return PromotionCheck(code, name, bool(value >= limit), float(value), float(limit), message)
 
@@ -150,9 +157,6 @@ def check_at_most(code: Code, name: str, value: float, limit: float, description
         value: Measured value; nan fails.
         limit: Highest accepted value.
         description: Description of the value; the message adds value and limit.
-
-    Returns:
-        The check.
     """
     message = f"{description}: {value:.3g}, at most {limit:g}"
     return PromotionCheck(code, name, bool(value <= limit), float(value), float(limit), message)
@@ -160,10 +164,6 @@ def check_at_most(code: Code, name: str, value: float, limit: float, description
 
 def format_count_with_n_eff(rows: int, n_eff: float) -> str:
     """Format a number of rows, with their effective sample size if it differs.
-
-    Args:
-        rows: Number of rows.
-        n_eff: Effective sample size.
 
     Returns:
         Text such as "200 (n_eff 97)".

@@ -8,15 +8,14 @@ happens in `promotion.false_rejection_rate` of the cases.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from abstain.config.params import PromotionParams
 from abstain.core.codes import Code
+from abstain.learning.evaluation.evaluation_result import HoldoutMetrics, get_metric_value
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.thresholds.guarantee import MIN_SHOWN_GROUPS, Guarantee, HoldoutResult, can_check
 from abstain.release import degradation_checks
@@ -33,7 +32,7 @@ GUARANTEE = "guarantee"
 FROZEN_HINT = ", and it is frozen: move split.holdout_frozen_at, or set it to null"
 
 
-def record_holdout_check(guarantee: Guarantee, holdout: Mapping[str, Any]) -> Guarantee:
+def record_holdout_check(guarantee: Guarantee, holdout: HoldoutMetrics) -> Guarantee:
     """Return the guarantee of a candidate that the promotion checks have approved with it.
 
     Args:
@@ -43,13 +42,14 @@ def record_holdout_check(guarantee: Guarantee, holdout: Mapping[str, Any]) -> Gu
     Returns:
         The active guarantee with its result on the hold-out.
     """
-    point, metric = holdout["at_threshold"], guarantee.metric
-    is_precision, precision = metric == "precision", point["precision"]
+    point, metric = holdout.at_threshold, guarantee.metric
+    value = get_metric_value(metric, point)
+    assert value is not None  # an approved guarantee was checked on shown answers
     result = HoldoutResult(
-        reviews=point["shown"] if is_precision else holdout["rows"],
-        value=precision if is_precision else point["coverage"] * (1 - precision),
-        low=point[f"{metric}_low"],
-        high=point[f"{metric}_high"],
+        reviews=point.shown if metric == "precision" else holdout.rows,
+        value=value,
+        low=point.get(f"{metric}_low"),
+        high=point.get(f"{metric}_high"),
     )
     return guarantee.model_copy(update={"status": "active", "holdout": result})
 
@@ -75,9 +75,6 @@ class MissingGuarantee:
         Args:
             passed: Whether the candidate may lack a guarantee.
             min_shown: Number of shown answers that could check one.
-
-        Returns:
-            The check `guarantee`.
         """
         is_missing = self.n_eff_shown is None
         state, value, limit = (

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import Statistic, paired_difference
-from abstain.release.evaluation_set import CANDIDATE, EvaluationSet
+from abstain.release.evaluation_set import CANDIDATE, EvaluationSet, Measured
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,11 @@ class MetricComparison:
     """
 
     metric: str
-    candidate: float
-    champion: float
-    difference: float
-    low: float
-    high: float
-
-    def to_dict(self) -> dict[str, float | str | None]:
-        """Return the fields for JSON; undefined values (nan) become None."""
-        return {name: None if value != value else value for name, value in asdict(self).items()}
+    candidate: Measured
+    champion: Measured
+    difference: Measured
+    low: Measured
+    high: Measured
 
 
 def compare_metrics(evaluation: EvaluationSet, champion: str) -> list[MetricComparison]:

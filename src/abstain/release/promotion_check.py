@@ -9,16 +9,16 @@ comparison with the champion is in `champion_comparison`, and `degradation_check
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from abstain.config.params import PromotionParams
 from abstain.core.codes import Code
 from abstain.core.reasons import Reason
 from abstain.core.scorer_names import LENGTH_ONLY
 from abstain.learning.estimators.parity import MAX_PARITY
+from abstain.learning.evaluation.evaluation_result import HoldoutMetrics
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import paired_difference
 from abstain.learning.thresholds.guarantee import Guarantee
@@ -83,7 +83,7 @@ class PromotionDecision:
         """Why the candidate has no checked guarantee; None if its guarantee was checked, whether it holds or not."""
         return next((check.message for check in self.checks if check.name == GUARANTEE), None)
 
-    def conclude(self, guarantee: Guarantee, holdout: Mapping[str, Any]) -> Guarantee:
+    def conclude(self, guarantee: Guarantee, holdout: HoldoutMetrics) -> Guarantee:
         """Return the candidate's guarantee with the result of the checks.
 
         Args:
@@ -99,18 +99,8 @@ class PromotionDecision:
 
     @property
     def reasons(self) -> list[Reason]:
-        """The failed checks; the field of a reason is the name of its check."""
-        return [Reason(check.code, check.name, check.message) for check in self.checks if check.passed is False]
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the decision for JSON; undefined values (nan) become None."""
-        checks = [{k: None if v != v else v for k, v in asdict(check).items()} for check in self.checks]
-        return {
-            "approved": self.is_approved,
-            "reasons": [{"code": r.code, "check": r.field, "message": r.message} for r in self.reasons],
-            "checks": checks,
-            "champion_comparison": [comparison.to_dict() for comparison in self.champion_comparison],
-        }
+        """The failed checks."""
+        return [check.to_reason() for check in self.checks if check.passed is False]
 
 
 def describe_failure(reason: Reason) -> str:
@@ -118,9 +108,6 @@ def describe_failure(reason: Reason) -> str:
 
     Args:
         reason: One of `PromotionDecision.reasons`.
-
-    Returns:
-        The sentence.
     """
     return f"the check `{reason.field}` failed: {reason.message}"
 

@@ -7,7 +7,7 @@ hold-out (`champion_comparison.ComparisonBudget`).
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Literal
@@ -67,21 +67,12 @@ def make_shadow_name(candidate: str) -> str:
 
     Args:
         candidate: sha256 (hex) of its ONNX file.
-
-    Returns:
-        The name.
     """
     return f"shadow-{candidate[:12]}"
 
 
 def parse_shadow(text: str) -> Shadow:
     """Parse `shadow.json`.
-
-    Args:
-        text: Content of the file.
-
-    Returns:
-        The shadow.
 
     Raises:
         AbstainError: The file is damaged.
@@ -97,11 +88,6 @@ def should_shadow_rejected(params: ShadowParams, shadow: Shadow | None, producti
     """Decide whether a rejected candidate becomes the shadow by itself.
 
     It does so only if this version has no shadow yet, because reviews of a shadow take time.
-
-    Args:
-        params: Shadow parameters.
-        shadow: The current shadow.
-        production_version: The version in production.
 
     Returns:
         Whether it becomes the shadow.
@@ -125,17 +111,6 @@ class ShadowComparison:
     check: PromotionCheck
     metrics: tuple[MetricComparison, ...]
     shown_counts: dict[str, dict[str, int]]
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the comparison for a record; undefined values (nan) become None."""
-        check = {key: None if value != value else value for key, value in asdict(self.check).items()}
-        return {
-            "outcome": self.outcome,
-            "reasons": [{"code": self.check.code, "check": self.check.name, "message": self.check.message}],
-            "checks": [check],
-            "champion_comparison": [comparison.to_dict() for comparison in self.metrics],
-            "shown_counts": self.shown_counts,
-        }
 
 
 def require_enough_reviews(evaluation: EvaluationSet, min_n_eff: int) -> None:

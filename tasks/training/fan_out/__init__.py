@@ -14,14 +14,7 @@ if TYPE_CHECKING:
 
 
 def make_runner(settings: Settings) -> ShardRunner:
-    """Make the runner that `settings.runner` names; it starts nothing before it gets work.
-
-    Args:
-        settings: Settings of this machine.
-
-    Returns:
-        The runner.
-    """
+    """Make the runner that `settings.runner` names; it starts nothing before it gets work."""
     if settings.runner == "local":
         from abstain.llm.features.shard_job import LocalRunner
 

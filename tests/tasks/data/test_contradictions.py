@@ -1,5 +1,3 @@
-"""The alarm about a person who contradicts the others."""
-
 from __future__ import annotations
 
 import json
@@ -20,12 +18,12 @@ Emitted = list[tuple[str, str, dict[str, Any]]]
 
 @pytest.fixture
 def emitted(monkeypatch: pytest.MonkeyPatch) -> Emitted:
-    found: Emitted = []
-    monkeypatch.setattr(contradictions, "post_event", lambda *what, **more: found.append((*what, more)))
-    return found
+    events: Emitted = []
+    monkeypatch.setattr(contradictions, "post_event", lambda *names, **fields: events.append((*names, fields)))
+    return events
 
 
-def alarm(folder: Path, *named: tuple[str, str | None, str]) -> None:
+def emit(folder: Path, *named: tuple[str, str | None, str]) -> None:
     """Of persons, batches and messages."""
     card = json.loads(read_results())["dataset"]
     card["contradicting"]["named"] = [
@@ -37,23 +35,21 @@ def alarm(folder: Path, *named: tuple[str, str | None, str]) -> None:
     contradictions.emit_contradiction_alarms(Workspace(folder, lock=0))
 
 
-def test_whoever_is_named_on_the_data_card_is_an_alarm(tmp_path: Path, emitted: Emitted) -> None:
-    alarm(tmp_path)
+def test_contradiction_alarm_hides_names(tmp_path: Path, emitted: Emitted) -> None:
+    emit(tmp_path)
     assert emitted == []
     pseudonym = f"r-{'5e' * 10}"
     for person in (pseudonym, "Ada Ames"):
-        alarm(tmp_path, (person, "000007", f"{person} in batch 000007: 30 of 31 answers"))
-    assert {(name, told["code"]) for name, _, told in emitted} == {(ALARM, Code.CONTRADICTS_OTHERS.value)}
-    by_pseudonym, by_name = (told["text"] for _, _, told in emitted)
-    assert by_pseudonym == f"{pseudonym[:10]} in batch 000007: 30 of 31 answers"
-    assert "Ada" not in by_name and "in batch 000007: 30 of 31 answers" in by_name
+        emit(tmp_path, (person, "000007", f"{person} in batch 000007: 30 of 31 answers"))
+    assert {(name, fields["code"]) for name, _, fields in emitted} == {(ALARM, Code.CONTRADICTS_OTHERS.value)}
+    by_pseudonym, by_name = (fields["text"] for _, _, fields in emitted)
+    assert pseudonym[:10] in by_pseudonym and pseudonym not in by_pseudonym
+    assert "Ada" not in by_name and "000007" in by_name
 
 
-def test_more_judgements_of_one_person_are_the_same_alarm_and_another_person_is_another(
-    tmp_path: Path, emitted: Emitted
-) -> None:
-    alarm(tmp_path, ("r-1", None, "30 of 31 answers"), ("r-1", "000007", "9 of 9 answers"), ("u-2", None, "8 of 8"))
-    alarm(tmp_path, ("r-1", None, "31 of 33 answers"))
+def test_contradiction_alarm_is_deduplicated_by_person(tmp_path: Path, emitted: Emitted) -> None:
+    emit(tmp_path, ("r-1", None, "30 of 31 answers"), ("r-1", "000007", "9 of 9 answers"), ("u-2", None, "8 of 8"))
+    emit(tmp_path, ("r-1", None, "31 of 33 answers"))
     first, *others, again = [resource for _, resource, _ in emitted]
     assert first == again and len({first, *others}) == 3
     assert not any("r-1" in resource or "u-2" in resource for resource in (first, *others))

@@ -1,8 +1,5 @@
-"""The reviews since the training data of the version in production, and the portion of them that is full."""
-
 from __future__ import annotations
 
-import os
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -19,50 +16,47 @@ from tests.tasks.conftest import Plain
 DAY = datetime(2026, 11, 20, tzinfo=UTC)
 
 
-def bring(workspace: Plain, monkeypatch: pytest.MonkeyPatch, day: int, reviews: int) -> IngestReport:
-    """A batch of that day, committed ten minutes after it arrived."""
+def ingest(workspace: Plain, monkeypatch: pytest.MonkeyPatch, day: int, reviews: int) -> IngestReport:
+    """Commit a batch of that day ten minutes after it arrived."""
     at = DAY + timedelta(days=day)
     line = f'{{"batch": "{day:06d}", "arrived_at": "{at.isoformat()}", "sources": ["x"], "rows": {{"reviews": {reviews}}}}}'
     file = workspace.path / paths.DATA / "batches.jsonl"
     file.parent.mkdir(exist_ok=True)
     file.write_text((file.read_text() if file.exists() else "") + line + "\n")
-    for who in ("AUTHOR", "COMMITTER"):
-        monkeypatch.setitem(os.environ, f"GIT_{who}_DATE", (at + timedelta(minutes=10)).isoformat())
+    for role in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{role}_DATE", (at + timedelta(minutes=10)).isoformat())
     workspace.dvc("add", "--quiet", "data")
     assert commit(workspace, "Ingest", "data.dvc")
     return IngestReport(reviews, reviews, 0, 0, 0, {"interactions": 0, "reviews": reviews})
 
 
 def promote(workspace: Plain, version: str, at: datetime) -> None:
-    """The version that was trained on the data as it is."""
     workspace.git("tag", make_version_tag(version))
     (workspace.path / paths.REGISTRY).write_text(Registry(history=(promotion(version, occurred_at=at),)).to_json())
 
 
-def test_reviews_since_the_training_data_are_announced_by_portions(
-    workspace: Plain, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_emit_ingest_events_once_per_portion_of_reviews(workspace: Plain, monkeypatch: pytest.MonkeyPatch) -> None:
     emitted: list[tuple[str, str]] = []
     monkeypatch.setattr(new_reviews, "post_event", lambda name, resource="", **_: emitted.append((name, resource)))
 
-    def announced(day: int, reviews: int) -> list[tuple[str, str]]:
+    def announce(day: int, reviews: int) -> list[tuple[str, str]]:
         emitted.clear()
-        new_reviews.emit_ingest_events(workspace, bring(workspace, monkeypatch, day, reviews))
+        new_reviews.emit_ingest_events(workspace, ingest(workspace, monkeypatch, day, reviews))
         return emitted
 
-    assert announced(0, 199) == [(INGESTED, "")]
-    assert announced(1, 1) == [(INGESTED, ""), (REVIEWS, f"{REVIEWS}.none.1")]
+    assert announce(0, 199) == [(INGESTED, "")]
+    assert announce(1, 1) == [(INGESTED, ""), (REVIEWS, f"{REVIEWS}.none.1")]
     workspace.git("tag", "trained-here")
-    bring(workspace, monkeypatch, 2, 150)  # while it is trained: these are new
+    ingest(workspace, monkeypatch, 2, 150)  # while it is trained: these are new
     workspace.git("checkout", "-q", "trained-here")
     promote(workspace, "v1.0.0", DAY + timedelta(days=2, hours=3))
     assert new_reviews.count_new_reviews(workspace) == ("v1.0.0", 150)
-    assert announced(3, 49) == [(INGESTED, "")]
-    assert announced(4, 1) == [(INGESTED, ""), (REVIEWS, f"{REVIEWS}.v1.0.0.1")]
-    assert announced(5, 250) == [(INGESTED, ""), (REVIEWS, f"{REVIEWS}.v1.0.0.2")]
+    assert announce(3, 49) == [(INGESTED, "")]
+    assert announce(4, 1) == [(INGESTED, ""), (REVIEWS, f"{REVIEWS}.v1.0.0.1")]
+    assert announce(5, 250) == [(INGESTED, ""), (REVIEWS, f"{REVIEWS}.v1.0.0.2")]
 
 
-def test_ingest_without_new_rows_announces_nothing(workspace: Plain, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_emit_ingest_events_without_rows_is_silent(workspace: Plain, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(new_reviews, "post_event", lambda *_, **__: pytest.fail("it announced"))
-    bring(workspace, monkeypatch, 0, 500)
+    ingest(workspace, monkeypatch, 0, 500)
     new_reviews.emit_ingest_events(workspace, IngestReport(7, 0, 7, 0, 0, {"interactions": 0, "reviews": 0}))

@@ -1,5 +1,3 @@
-"""Retention: what is live, tagged or needed to roll back stays; what is old and needed by nothing goes."""
-
 from __future__ import annotations
 
 import os
@@ -23,8 +21,7 @@ from tests.release.events import promotion
 NOW = datetime(2026, 11, 20, tzinfo=UTC)
 
 
-def registry(count: int, *blocked: str, live: str | None = None) -> Registry:
-    """v1.0.0 and so on, each promoted once; at last a roll-back to `live`."""
+def make_registry(count: int, *blocked: str, live: str | None = None) -> Registry:
     versions = [f"v1.{minor}.0" for minor in range(count)] + ([live] if live else [])
     history = tuple(promotion(version) for version in versions)
     return Registry(history=history, blocked=dict.fromkeys(blocked, "why"))
@@ -42,28 +39,28 @@ def releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def names(folder: Path) -> set[str]:
+def list_names(folder: Path) -> set[str]:
     return {one.name for one in folder.iterdir()}
 
 
-def test_what_a_roll_back_may_choose_stays_and_what_is_blocked_goes(releases: Path) -> None:
-    found = registry(6, "v1.1.0", "v1.3.0", "v1.5.0", live="v1.4.0")
+def test_delete_expired_bundles_keeps_rollback_targets(releases: Path) -> None:
+    found = make_registry(6, "v1.1.0", "v1.3.0", "v1.5.0", live="v1.4.0")
     would = delete_expired_bundles(found, 2, NOW, apply=False)
-    assert (would.count, would.bytes) == (4, 20) and len(names(releases)) == 10, "nothing is deleted without apply"
+    assert (would.count, would.bytes) == (4, 20) and len(list_names(releases)) == 10
     assert delete_expired_bundles(found, 2, NOW, apply=True) == would
-    left = names(releases)
+    left = list_names(releases)
     assert left == {"v1.0.0", "v1.2.0", "v1.4.0", "v1.5.0", ".fetching-new", "mine"}
     for version in left & {event.version for event in found.history}:
         assert version == found.production_version or version in found.blocked or found.find_rollback_target(version)
 
 
-def test_the_live_version_stays_although_it_is_old_and_blocked(releases: Path) -> None:
-    delete_expired_bundles(registry(6, "v1.0.0", live="v1.0.0"), 1, NOW, apply=True)
-    assert "v1.0.0" in names(releases)
+def test_delete_expired_bundles_keeps_production(releases: Path) -> None:
+    delete_expired_bundles(make_registry(6, "v1.0.0", live="v1.0.0"), 1, NOW, apply=True)
+    assert "v1.0.0" in list_names(releases)
 
 
 class Commits(Workspace):
-    """A history of three commits, of which DVC lets nothing go; its remote is in the home."""
+    """A stub with three commits, whose remote is in the home."""
 
     asked: ClassVar[list[str]] = []
 
@@ -76,30 +73,30 @@ class Commits(Workspace):
 
 
 @pytest.mark.parametrize("folder", ["dvc-cache", "dvc-remote"])
-def test_commits_are_read_only_where_dvc_has_files_and_that_is_said_before(
+def test_delete_expired_objects_announces_reading_commits(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path))
     monkeypatch.setattr(Commits, "asked", [])
     (tmp_path / folder / "files" / "md5" / "ab").mkdir(parents=True)
-    workspace, told = Commits(tmp_path / "workspace", lock=0), []
-    with register_observer(lambda _, message: told.append((message, "gc" in workspace.asked))):
+    workspace, messages = Commits(tmp_path / "workspace", lock=0), []
+    with register_observer(lambda _, message: messages.append((message, "gc" in workspace.asked))):
         assert delete_expired_objects(workspace, 90, NOW, apply=True).count == 0
-        assert "gc" not in workspace.asked and told == []
+        assert "gc" not in workspace.asked and messages == []
         (tmp_path / folder / "files" / "md5" / "ab" / "cd").touch()
         delete_expired_objects(workspace, 90, NOW, apply=True)
-    ((message, too_late),) = told
+    ((message, too_late),) = messages
     assert "gc" in workspace.asked and "3 commits" in message and not too_late
 
 
-def test_nothing_in_production_keeps_nothing_that_is_not_known(releases: Path) -> None:
+def test_delete_expired_bundles_empty_registry_keeps_unknown(releases: Path) -> None:
     delete_expired_bundles(Registry(), 3, NOW, apply=True)
-    assert names(releases) == {".fetching-new", "mine"}
+    assert list_names(releases) == {".fetching-new", "mine"}
 
 
-def test_report_pages_go_by_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delete_expired_reports_by_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path))
-    assert delete_expired_reports(90, NOW, apply=True).count == 0, "none was written"
+    assert delete_expired_reports(90, NOW, apply=True).count == 0
     for name, days in (("old", 91), ("new", 89)):
         page = tmp_path / "reports" / name
         page.mkdir(parents=True)
@@ -107,22 +104,22 @@ def test_report_pages_go_by_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         at = (NOW - timedelta(days=days)).timestamp()
         os.utime(page, (at, at))
     would = delete_expired_reports(90, NOW, apply=False)
-    assert (would.count, would.bytes) == (1, 5) and names(tmp_path / "reports") == {"old", "new"}
+    assert (would.count, would.bytes) == (1, 5) and list_names(tmp_path / "reports") == {"old", "new"}
     assert delete_expired_reports(90, NOW, apply=True) == would
-    assert names(tmp_path / "reports") == {"new"}
+    assert list_names(tmp_path / "reports") == {"new"}
 
 
-def test_a_cache_that_others_may_fill_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delete_expired_features_leaves_shared_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ABSTAIN_FEATURES", str(tmp_path / "shared"))
     shard = tmp_path / "shared" / "0123456789abcdef" / ("0" * 32 + ".safetensors")
     shard.parent.mkdir(parents=True)
     shard.write_bytes(b"a shard that nobody can read")
     os.utime(shard, (0, 0))
-    said = delete_expired_features(30, apply=True)
-    assert (said.count, shard.exists()) == (0, True) and "may be shared" in said.note
+    deletion = delete_expired_features(30, apply=True)
+    assert (deletion.count, shard.exists()) == (0, True) and "shared" in deletion.note
 
 
-def test_the_texts_of_a_killed_run_go_from_a_shared_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delete_expired_features_deletes_old_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ABSTAIN_FEATURES", str(tmp_path))
     text = "What does Ann owe?"
     work = ShardJob("m", "m@1", "float32", 24, (Request((Segment("question", text),), HiddenStates(1), "i-1"),))
@@ -137,6 +134,6 @@ def test_the_texts_of_a_killed_run_go_from_a_shared_cache(tmp_path: Path, monkey
         (jobs / name).write_text(work.to_json())
         os.utime(jobs / name, (at, at))
     would = delete_expired_features(30, apply=False)
-    assert (would.count, would.bytes) == (2, 2 * len(work.to_json())) and len(names(jobs)) == 3
+    assert (would.count, would.bytes) == (2, 2 * len(work.to_json())) and len(list_names(jobs)) == 3
     assert delete_expired_features(30, apply=True) == would
-    assert names(jobs) == {f"{'7a' * 16}.job"}, "which may be at work"
+    assert list_names(jobs) == {f"{'7a' * 16}.job"}

@@ -49,36 +49,36 @@ def listener() -> Iterator[Receiver]:
         listening.shutdown()
 
 
-def alerts(ui: str) -> list[str]:
+def list_alerts(ui: str) -> list[str]:
     found = [automation["name"] for automation in post(f"{ui}/api/automations/filter", {})]
     return sorted(name for name in found if "alert" in name)
 
 
-def posts_alerts(up: Up) -> bool:
+def has_alert_worker(up: Up) -> bool:
     """Whether there is a worker that does."""
     return any("worker start --pool alerts" in command for command in processes_of(up.project))
 
 
-def ui_of(up: subprocess.CompletedProcess[str]) -> str:
+def read_ui(up: subprocess.CompletedProcess[str]) -> str:
     assert up.returncode == 0, up.stdout + up.stderr
     line = next(line for line in up.stdout.splitlines() if line.startswith(("Prefect UI", "already up")))
     return line.split()[2]
 
 
 @pytest.mark.slow
-def test_failed_run_posts_its_alert_and_none_without_a_webhook(up: Up, listener: Receiver) -> None:
+def test_up_alerts_post_failed_runs(up: Up, listener: Receiver) -> None:
     listener.statuses = [500]  # which is asked again
     added = up.call("automations", listener.url)  # on a server that is up without alerts, and their worker
     assert added.returncode == 0, added.stdout + added.stderr
-    wait_until(lambda: posts_alerts(up), 60)
+    wait_until(lambda: has_alert_worker(up), 60)
     again = up.call("up", None)  # in a shell without the variable: what the server has is kept
-    ui = ui_of(again)
+    ui = read_ui(again)
     assert again.stdout.startswith("already up: http://127.0.0.1:"), again.stdout
     assert "8 unchanged" in again.stdout
     for done in (added, again):
         assert f"alerts       posted to 127.0.0.1:{listener.server_port}\n" in done.stdout
         assert "secret" not in done.stdout
-    assert alerts(ui) == [f"abstain-alert-{name}" for name in ("alarm", "failed", "rejected", "silence")]
+    assert list_alerts(ui) == [f"abstain-alert-{name}" for name in ("alarm", "failed", "rejected", "silence")]
 
     run = up.project.command(["python", "-c", FAILING])
     assert "failed: A105: batch rejected" in run.stdout, run.stdout + run.stderr
@@ -96,14 +96,14 @@ def test_failed_run_posts_its_alert_and_none_without_a_webhook(up: Up, listener:
 
     without = up.call("up")
     assert "none: set ABSTAIN_ALERT_URL" in without.stdout
-    assert alerts(ui) == []
-    wait_until(lambda: not posts_alerts(up), 20)
+    assert list_alerts(ui) == []
+    wait_until(lambda: not has_alert_worker(up), 20)
     assert up.project.command(["python", "-c", FAILING]).returncode == 0
     assert len(set(listener.texts)) == 1  # neither the flow that is not watched, nor the run without a webhook
 
 
 @pytest.mark.slow
-def test_refused_batch_alerts_and_blocks_a_retrain_that_alerts(
+def test_ingest_rejected_batch_alerts_and_blocks_retrain(
     small_project: Project, listener: Receiver, tmp_path: Path
 ) -> None:
     project = replace(small_project, server=None)  # its runs bring their own

@@ -27,7 +27,7 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monitor, "DATABASE_WAIT_S", 2)
 
 
-def test_a_database_that_is_away_for_a_moment_is_waited_for(tmp_path: Path) -> None:
+def test_retry_while_unavailable_waits(tmp_path: Path) -> None:
     open_writer(url_of(tmp_path)).close()
     file, away = tmp_path / "decisions.sqlite", tmp_path / "away"
     file.rename(away)
@@ -46,7 +46,7 @@ def test_a_database_that_is_away_for_a_moment_is_waited_for(tmp_path: Path) -> N
     assert retry_while_unavailable(ask) == 0 and asked == 2
 
 
-def test_a_database_that_stays_away_is_one_line_with_its_code(tmp_path: Path) -> None:
+def test_open_log_unavailable_raises_after_wait(tmp_path: Path) -> None:
     open_writer(url_of(tmp_path)).close()
     (tmp_path / "decisions.sqlite").rename(tmp_path / "away")
     (tmp_path / "decisions.sqlite").mkdir()
@@ -57,7 +57,7 @@ def test_a_database_that_stays_away_is_one_line_with_its_code(tmp_path: Path) ->
     assert (datetime.now(UTC) - began).total_seconds() >= 1
 
 
-def test_another_error_is_not_waited_for() -> None:
+def test_retry_while_unavailable_raises_other_errors() -> None:
     asked = []
 
     def ask() -> None:
@@ -69,7 +69,7 @@ def test_another_error_is_not_waited_for() -> None:
     assert len(asked) == 1
 
 
-def test_where_nothing_was_logged_there_is_no_log_and_none_is_made(tmp_path: Path) -> None:
+def test_open_log_missing_is_none_and_creates_nothing(tmp_path: Path) -> None:
     assert open_log(Settings(home=tmp_path)) is None
     assert list(tmp_path.iterdir()) == []
     log = open_writer(url_of(tmp_path))

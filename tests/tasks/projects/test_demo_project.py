@@ -1,5 +1,3 @@
-"""The demo's project, with real git: as shipped whatever the clone holds, and apart from it."""
-
 from __future__ import annotations
 
 import os
@@ -17,7 +15,9 @@ from tests.tasks.projects.test_new_project import Clone, choices, clone
 __all__ = ["choices", "clone"]
 
 
-def test_started_clone_has_the_demo_as_shipped(clone: Clone, choices: Choices, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_project_is_as_shipped_and_separate(
+    clone: Clone, choices: Choices, monkeypatch: pytest.MonkeyPatch
+) -> None:
     start_project(choices)
     clone.write("Runs", dvc_lock="stages: {}\n", notes_md="ours\n")
     clone.git("tag", "probe@v1.0.0")
@@ -34,7 +34,7 @@ def test_started_clone_has_the_demo_as_shipped(clone: Clone, choices: Choices, m
     assert (clone.state(), clone.git("tag"), dict(os.environ), Path.cwd()) == (before, tags, environment, clone.root)
 
 
-def test_next_demo_takes_the_clone_s_changes_in_a_commit_of_its_own(clone: Clone) -> None:
+def test_demo_project_takes_changes_of_clone(clone: Clone) -> None:
     with demo_project() as project:
         first = git(project, "rev-parse", "HEAD")
     with demo_project():

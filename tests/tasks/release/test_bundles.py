@@ -1,4 +1,4 @@
-"""What is fetched is what was promoted."""
+"""A fetched bundle has the files that were promoted."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from abstain.core.errors import AbstainError
 from abstain.release.registry import RegistryEvent
 from abstain_tasks.release import bundles
 from abstain_tasks.release.bundles import fetch_bundle
-from abstain_tasks.release.promotion import PromotionResult
 from tests.release.events import promotion
 from tests.tasks.conftest import Candidates, Plain
 
-ONNX = paths.RELEASED_ONNX.name
-FILES = {ONNX: b"promoted", "approval.json": b"{}", "parts/length.onnx": b"part"}
-PROMOTED = promotion(sha256=hashlib.sha256(FILES[ONNX]).hexdigest())
+ONNX, PART = paths.RELEASED_ONNX.name, "parts/length.onnx"
+FILES = {ONNX: b"promoted", "approval.json": b"{}", PART: b"part"}
+Change = Callable[[Path], object]
 
 
-def write(bundle: Path) -> Path:
+def write_bundle(bundle: Path) -> Path:
     for name, content in FILES.items():
         (bundle / name).parent.mkdir(parents=True, exist_ok=True)
         (bundle / name).write_bytes(content)
@@ -32,86 +31,71 @@ def write(bundle: Path) -> Path:
     return bundle
 
 
-def add(bundle: Path) -> None:
-    (bundle / "parts" / "more.onnx").write_bytes(b"more")
-
-
-def remove(bundle: Path) -> None:
-    (bundle / "approval.json").unlink()
-
-
-def change(bundle: Path) -> None:
-    (bundle / "approval.json").write_bytes(b"{ }")
-
-
-def rename(bundle: Path) -> None:
-    (bundle / "approval.json").rename(bundle / "metrics.json")
-
-
 def exchange(bundle: Path) -> None:
-    """The same contents under each other's names."""
-    (bundle / "approval.json").write_bytes(FILES["parts/length.onnx"])
-    (bundle / "parts" / "length.onnx").write_bytes(FILES["approval.json"])
+    (bundle / "approval.json").write_bytes(FILES[PART])
+    (bundle / PART).write_bytes(FILES["approval.json"])
 
 
-CHANGES = [add, remove, change, rename, exchange]
+CHANGES: dict[str, Change] = {
+    "add": lambda bundle: (bundle / "parts" / "more.onnx").write_bytes(b"more"),
+    "remove": lambda bundle: (bundle / "approval.json").unlink(),
+    "change": lambda bundle: (bundle / "approval.json").write_bytes(b"{ }"),
+    "rename": lambda bundle: (bundle / "approval.json").rename(bundle / "metrics.json"),
+    "exchange": exchange,
+}
 
 
 @pytest.fixture
 def event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RegistryEvent:
-    """Of the bundle with `FILES`; the home is `tmp_path`."""
     monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path))
-    digest = write_digest(write(tmp_path / "promoted"))
-    return PROMOTED.model_copy(update={"bundle_sha256": digest})
+    digest = write_digest(write_bundle(tmp_path / "promoted"))
+    return promotion(sha256=hashlib.sha256(FILES[ONNX]).hexdigest(), bundle_sha256=digest)
 
 
-def on_tag(monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None]) -> None:
-    """What DVC gets from now on: the promoted bundle, with a change."""
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[[Change], None]:
+    """Let DVC deliver the promoted bundle with a change."""
 
-    def get(command: Sequence[str], _: Path) -> str:
-        change(write(Path(command[command.index("-o") + 1])))
-        return ""
+    def serve(change: Change) -> None:
+        def get(command: Sequence[str], _: Path) -> str:
+            change(write_bundle(Path(command[command.index("-o") + 1])))
+            return ""
 
-    monkeypatch.setattr(bundles, "run", get)
+        monkeypatch.setattr(bundles, "run", get)
+
+    return serve
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_damaged_local_copy_is_replaced_by_what_was_promoted(
-    event: RegistryEvent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None]
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_fetch_bundle_damaged_copy_is_replaced(
+    event: RegistryEvent, tmp_path: Path, serve: Callable[[Change], None], change: Change
 ) -> None:
-    bundle = write(tmp_path / "releases" / "v1.0.0")
+    bundle = write_bundle(tmp_path / "releases" / "v1.0.0")
     assert fetch_bundle(tmp_path, event) == bundle
     change(bundle)
-    on_tag(monkeypatch, change)
-    with pytest.raises(AbstainError, match=r"v1\.0\.0 are not those that were promoted: the tag"):
+    serve(change)
+    with pytest.raises(AbstainError, match=r"the tag probe@v1\.0\.0 or the DVC remote was changed"):
         fetch_bundle(tmp_path, event)
-    assert not is_intact(bundle, event.bundle_sha256), "it stays as it is"
-    on_tag(monkeypatch, lambda _: None)
+    assert not is_intact(bundle, event.bundle_sha256) and list(bundle.parent.iterdir()) == [bundle]
+    shutil.rmtree(bundle)
+    with pytest.raises(AbstainError, match="was changed"):
+        fetch_bundle(tmp_path, event)
+    assert list(bundle.parent.iterdir()) == []
+    serve(lambda _: None)
+    change(write_bundle(bundle))
     assert fetch_bundle(tmp_path, event) == bundle and is_intact(bundle, event.bundle_sha256)
     assert list(bundle.parent.iterdir()) == [bundle]
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_what_was_changed_at_the_origin_never_reaches_the_store(
-    event: RegistryEvent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None]
-) -> None:
-    on_tag(monkeypatch, change)
-    with pytest.raises(AbstainError, match=r"promoted: the tag probe@v1\.0\.0 or the DVC remote was changed"):
-        fetch_bundle(tmp_path, event)
-    assert list((tmp_path / "releases").iterdir()) == []
-    on_tag(monkeypatch, lambda _: None)
-    assert fetch_bundle(tmp_path, event) == tmp_path / "releases" / "v1.0.0"
-
-
-def test_the_event_of_a_promotion_has_the_digest_of_the_whole_bundle(
+def test_promote_event_has_digest_of_whole_bundle(
     workspace: Plain, first_candidates: Candidates, tmp_path: Path
 ) -> None:
     first_candidates.write()
-    assert first_candidates.promote() == PromotionResult("promoted", "v1.0.0", [])
-    live = workspace.on_origin().production
-    assert live is not None and is_intact(workspace.path / paths.RELEASE, live.bundle_sha256)
+    assert first_candidates.promote().status == "promoted"
+    event = workspace.on_origin().production
+    assert event is not None
     store = tmp_path / "home" / "releases" / "v1.0.0"
     shutil.copytree(workspace.path / paths.RELEASE, store)
-    assert fetch_bundle(workspace.path, live) == store
+    assert fetch_bundle(workspace.path, event) == store
     (store / "params.yaml").write_text("threshold: {}")
-    assert not is_intact(store, live.bundle_sha256)
+    assert not is_intact(store, event.bundle_sha256)

@@ -1,10 +1,11 @@
-"""How often a hold-out was compared on, and what was decided before, by the records in `approvals/`."""
+"""The comparisons on a hold-out and the earlier decisions, by the records in `approvals/`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Iterator
 from datetime import UTC, datetime
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from abstain.config.params import load_params
 from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.reasons import Reason
 from abstain.release.champion_comparison import ComparisonBudget
+from abstain.release.evaluation_set import PromotionCheck
+from abstain.release.metric_comparison import MetricComparison
+from abstain.release.promotion_record import DecisionInputs, Erasure, PromotionRecord, RecordedHoldout, RecordedMetrics
 from abstain_tasks.release.promotion_records import (
     find_earlier_rejection,
     find_holdout_acceptance,
@@ -25,195 +28,194 @@ from abstain_tasks.release.promotion_records import (
     hash_stage_inputs,
     read_comparison_budget,
     read_records,
-    require_records,
     write_record,
 )
 from tests.conftest import ROOT
+from tests.learning.thresholds.builders import make_guarantee
 from tests.tasks.conftest import Candidates, Plain
 
-NOT_BETTER = Reason(Code.NOT_BETTER, "better", "it is not")
-NOW = {
-    "champion": "v1.0.0",
-    "limits": {"max_comparisons": 60},
-    "erasure": None,
-    "candidate_sha256": "a",
-    "inputs_sha256": "b",
-    "metrics": {"holdout": {"digest": "h"}},
-}
+NOT_BETTER = PromotionCheck(Code.NOT_BETTER, "better", False, 0.2, 0.001, "it is not")
+INPUTS = DecisionInputs(
+    champion="v1.0.0",
+    limits={"max_comparisons": 60},
+    erasure=None,
+    candidate_sha256="a",
+    inputs_sha256="b",
+    metrics=RecordedMetrics(holdout=RecordedHoldout(digest="h")),
+)
+OTHER_HOLDOUT = RecordedMetrics(holdout=RecordedHoldout(digest="new"))
 
 
-def record(day: int, comparison: int | None = None, *, approved: bool = False, **more: Any) -> dict[str, Any]:
-    decided = f"2026-11-{day:02}T00:00:00+00:00"
-    return {
-        **NOW,
-        "approved": approved,
+def make_record(day: int, comparison: int | None = None, *, version: str | None = None, **more: Any) -> PromotionRecord:
+    fields = {
+        "approved": version is not None,
+        "version": version,
+        "checks": () if version else (NOT_BETTER,),
+        "champion_comparison": (),
         "comparison": comparison,
         "alpha_spent": None if comparison is None else comparison / 100,
+        "decided_at": f"2026-11-{day:02}T00:00:00+00:00",
+        "commit": "c",
         "new_holdout_reason": None,
-        "decided_at": decided,
-        "checks": [],
-        "reasons": [{"code": NOT_BETTER.code, "check": NOT_BETTER.field, "message": NOT_BETTER.message}],
-    } | more
+        "guarantee": make_guarantee(),
+        "requirements_sha256": "r",
+        "params": {"split": {"holdout_from": None}},
+    }
+    return PromotionRecord(**dict(INPUTS), **fields).model_copy(update=more)
 
 
-def test_every_comparison_since_the_hold_out_was_accepted_counts() -> None:
-    assert read_comparison_budget([], "h", accepting=False) == ComparisonBudget()
+@pytest.mark.parametrize(
+    ("records", "accepting", "used"),
+    [
+        pytest.param([], False, (0, 0.0), id="no record"),
+        pytest.param(
+            [
+                make_record(1, version="v1.0.0"),
+                make_record(2, 1),
+                make_record(3, 2, metrics=OTHER_HOLDOUT),
+                make_record(4),
+            ],
+            False,
+            (2, 0.02),
+            id="erased answers change the digest",
+        ),
+        pytest.param(
+            [make_record(2, 2), make_record(5, version="v1.1.0", new_holdout_reason="new"), make_record(6, 1)],
+            False,
+            (1, 0.01),
+            id="an accepted hold-out starts anew",
+        ),
+        pytest.param([make_record(1, 1), make_record(2, 2, alpha_spent=0.015)], False, (2, 0.015), id="sums of alpha"),
+        pytest.param([make_record(1, 7), make_record(2, 1, metrics=OTHER_HOLDOUT)], True, (1, 0.01), id="accepting"),
+        pytest.param([make_record(1, 7)], True, (0, 0.0), id="accepting an unused one"),
+    ],
+)
+def test_read_comparison_budget_since_acceptance(
+    records: list[PromotionRecord], accepting: bool, used: tuple[int, float]
+) -> None:
+    assert read_comparison_budget(records, "new", accepting) == ComparisonBudget(*used)
+
+
+@pytest.mark.parametrize(
+    ("value", "passed", "erasure", "loss"),
+    [
+        (-0.15, True, None, 0.15),
+        (0.05, True, None, 0.0),
+        (nan, None, None, 0.0),
+        (-0.5, None, None, 0.0),  # may be chance
+        (-0.5, True, Erasure(since="2026-11-20", accepted="asked for"), 0.0),
+        (-0.5, True, Erasure(since="2026-11-20"), 0.5),
+    ],
+)
+def test_get_prior_coverage_loss_of_champion(
+    value: float, passed: bool | None, erasure: Erasure | None, loss: float
+) -> None:
+    coverage = PromotionCheck(Code.TARGET_MISSED, "coverage", passed, value, 0.0, "")
     records = [
-        record(1, approved=True),
-        record(2, 1),
-        record(3, 2, metrics={"holdout": {"digest": "erased"}}),
-        record(4),
+        make_record(1, version="v1.0.0", checks=(coverage,), erasure=erasure),
+        make_record(2, version="v1.1.0", checks=()),
     ]
-    assert read_comparison_budget(records, "h", accepting=False) == ComparisonBudget(2, 0.02)
-    accepted = [*records, record(5, approved=True, new_holdout_reason="a new quarter"), record(6, 1)]
-    assert read_comparison_budget(accepted, "h", accepting=False) == ComparisonBudget(1, 0.01)
+    assert get_prior_coverage_loss(records, "v1.0.0") == loss
+    assert [get_prior_coverage_loss(records, other) for other in ("v1.1.0", "v9.0.0", None)] == [0.0] * 3
 
 
-def test_the_levels_of_all_comparisons_are_added_up() -> None:
-    changed = [record(1, 1), record(2, 2, alpha_spent=0.015)]
-    assert read_comparison_budget(changed, "h", accepting=False) == ComparisonBudget(2, 0.015)
-
-
-def test_a_record_that_git_knows_of_and_that_is_gone_is_named(tmp_path: Path) -> None:
-    names = ["approvals/v1.0.0.json", "approvals/rejected-a-h.json"]
-    for name in names:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("{}")
-    require_records(names, tmp_path)
-    (tmp_path / names[1]).unlink()
-    with pytest.raises(AbstainError, match=r"^approvals/rejected-a-h.json was deleted, .* restore it"):
-        require_records(names, tmp_path)
-
-
-def test_what_a_champion_shows_less_is_that_of_its_own_record() -> None:
-    def promoted(version: str, value: float | None, passed: bool | None = True, **more: Any) -> dict[str, Any]:
-        checks = [{"name": "coverage", "passed": passed, "value": value}]
-        return record(1, approved=True, version=version, checks=checks, **more)
-
-    records = [promoted("v1.0.0", -0.15), promoted("v1.1.0", 0.05), promoted("v1.2.0", None, None), record(4)]
-    assert [get_prior_coverage_loss(records, name) for name in ("v1.0.0", "v1.1.0", "v1.2.0", "v9.0.0")] == [
-        0.15,
-        0.0,
-        0.0,
-        0.0,
-    ]
-    assert get_prior_coverage_loss([promoted("v1.0.0", -0.5, None)], "v1.0.0") == 0.0, "chance may have made it"
-    assert get_prior_coverage_loss([promoted("v1.0.0", -0.5, erasure={"accepted": "asked for"})], "v1.0.0") == 0.0
-    assert get_prior_coverage_loss([promoted("v1.0.0", -0.5, erasure={"accepted": None})], "v1.0.0") == 0.5
-    assert (
-        get_prior_coverage_loss([record(1, approved=True, version="v1.0.0")], "v1.0.0")
-        == get_prior_coverage_loss([], None)
-        == 0.0
-    )
-
-
-def test_while_another_is_accepted_those_on_it_count() -> None:
-    records = [record(1, 7), record(2, 1, metrics={"holdout": {"digest": "new"}}, new_holdout_reason="why")]
-    assert read_comparison_budget(records, "new", accepting=True) == ComparisonBudget(1, 0.01)
-    assert read_comparison_budget(records, "other", accepting=True) == ComparisonBudget()
-
-
-def test_a_hold_out_that_was_accepted_once_stays_so() -> None:
-    records = [record(1, approved=True), record(2, 1, metrics={"holdout": {"digest": "new"}}, new_holdout_reason="why")]
+def test_find_holdout_acceptance_by_digest() -> None:
+    records = [make_record(1, version="v1.0.0"), make_record(2, 1, metrics=OTHER_HOLDOUT, new_holdout_reason="why")]
     assert find_holdout_acceptance(records, "new") == "why"
     assert find_holdout_acceptance(records, "h") is None
 
 
-def test_a_refill_in_params_is_the_reason_whatever_record_there_is() -> None:
+def test_find_holdout_refill_since_promotion() -> None:
     split = load_params(ROOT / "params.yaml").split
-    before = [record(1, approved=True, version="v1.0.0", params={"split": split.model_dump(mode="json")})]
-    assert find_holdout_refill(before, "v1.0.0", split) is None
-    opens = datetime(2026, 9, 1, tzinfo=UTC)
-    refilled = split.model_copy(update={"holdout_from": opens})
-    assert (
-        find_holdout_refill(before, "v1.0.0", refilled) == "refilled with the answers asked since 2026-09-01T00:00:00Z"
+    refilled = split.model_copy(update={"holdout_from": datetime(2026, 9, 1, tzinfo=UTC)})
+    before, since = (
+        [make_record(1, version="v1.0.0", params={"split": promoted.model_dump(mode="json")})]
+        for promoted in (split, refilled)
     )
+    reason = "refilled with the answers asked since 2026-09-01T00:00:00Z"
+    assert find_holdout_refill(before, "v1.0.0", refilled) == reason
+    assert find_holdout_refill(before, "v1.0.0", split) is None
     assert find_holdout_refill([], "v1.0.0", refilled) is None
-    since = [record(2, approved=True, version="v1.1.0", params={"split": refilled.model_dump(mode="json")})]
-    assert find_holdout_refill(since, "v1.1.0", refilled) is None, "it is production's own now"
+    assert find_holdout_refill(since, "v1.0.0", refilled) is None
 
 
-def test_records_come_back_in_their_order(tmp_path: Path) -> None:
-    write_record(tmp_path / "rejected-b.json", record(3, 2))
-    write_record(tmp_path / "v1.0.0.json", record(1, approved=True))
-    assert [one["decided_at"][8:10] for one in read_records(tmp_path)] == ["01", "03"]
+def test_read_records_returns_what_was_written_by_time(tmp_path: Path) -> None:
+    undefined = PromotionCheck(Code.TARGET_MISSED, "precision", False, nan, 0.8, "nothing is shown")
+    comparison = MetricComparison("AUROC", 0.8, nan, nan, nan, nan)
+    later = make_record(3, 2, checks=(undefined,), champion_comparison=(comparison,))
+    write_record(tmp_path / "rejected-b.json", later)
+    write_record(tmp_path / "v1.0.0.json", make_record(1, version="v1.0.0"))
+    first, second = read_records(tmp_path)
+    assert first == make_record(1, version="v1.0.0")
+    assert repr(second) == repr(later), "nan is not equal to itself"
+    text = (tmp_path / "rejected-b.json").read_text()
+    assert "NaN" not in text and json.loads(text)["reasons"] == [
+        {"code": "A402", "check": "precision", "message": "nothing is shown"}
+    ]
 
 
-def changed(value: Any) -> Any:
-    """Another value of the same kind."""
-    match value:
-        case bool():
-            return not value
-        case int() | float():
-            return value + 1
-        case str():
-            return f"{value}0"
-        case list():
-            return [*value, 0]
-        case dict():
-            return {**value, "more": 0}
-        case _:
-            return 0
+def list_edits(record: dict[str, Any]) -> Iterator[object]:
+    for name, value in record.items():
+        others = {other: record[other] for other in record if other != name}
+        yield {**others, name: [value]}
+        yield others
+        yield {other: others[other] for other in others if other != "seal"}
+    yield {**record, "comparison": 1}
+    yield {**record, "approved": False}
+    yield {name: record[name] for name in record if name not in ("comparison", "alpha_spent", "seal")}
+    yield {**record, "comment": "fine"}
+    yield from ([], None, [record], "", {})
 
 
-def without(record: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: value for name, value in record.items() if name not in names}
+def test_read_records_edited_record_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "v1.0.0.json"
+    write_record(file, make_record(1, version="v1.0.0", checks=(NOT_BETTER,)))
+    text = file.read_text()
+    record = json.loads(text)
+    assert {"comparison", "alpha_spent", "seal", "checks", "metrics", "params", "approved"} < record.keys()
+    for content in [*map(json.dumps, list_edits(record)), text[:-9]]:
+        file.write_text(content)
+        with pytest.raises(AbstainError, match=r"v1\.0\.0\.json was edited .*git log -- .*/v1\.0\.0\.json") as error:
+            read_records(tmp_path)
+        assert error.value.code is Code.BAD_ARTIFACT
 
 
-EDITS: dict[str, Callable[[dict[str, Any]], list[Any]]] = {
-    "a field is changed": lambda whole: [{**whole, name: changed(value)} for name, value in whole.items()],
-    "a field is deleted": lambda whole: [without(whole, name) for name in whole],
-    "a field and the seal are deleted": lambda whole: [without(whole, name, "seal") for name in whole],
-    "comparison, alpha and seal are deleted": lambda whole: [without(whole, "comparison", "alpha_spent", "seal")],
-    "an unknown field is added": lambda whole: [{**whole, "comment": "fine"}, {**whole, "": None}],
-    "it is no record": lambda whole: [[], None, [whole], "", {}],
-}
-
-
-@pytest.mark.parametrize("edits", EDITS.values(), ids=EDITS)
-def test_edited_record_stops_the_promotion(
-    edits: Callable[[dict[str, Any]], list[Any]], candidates: Candidates, workspace: Plain
-) -> None:
+def test_promote_edited_record_stops_until_restored(candidates: Candidates, workspace: Plain) -> None:
     file = workspace.path / paths.APPROVALS / "v1.0.0.json"
     text = file.read_text()
-    whole = json.loads(text)
-    assert {"comparison", "alpha_spent", "seal", "checks", "metrics", "params", "approved"} < whole.keys()
     candidates.write(2.0)
-    said = r"approvals/v1\.0\.0\.json was edited since it was written, .* restore it from git \(git log -- [^ \n]+\)"
-    for edited in edits(whole):
-        assert edited != whole
-        file.write_text(json.dumps(edited))
-        with pytest.raises(AbstainError, match=f"^{said}$"):
-            candidates.promote()
-    file.write_text(text[:-9])
-    with pytest.raises(AbstainError, match=f"^{said}$"):
+    file.write_text(text.replace('"comparison": null', '"comparison": 1'))
+    with pytest.raises(AbstainError, match=r"approvals/v1\.0\.0\.json was edited"):
         candidates.promote()
     assert candidates.judged == [] and workspace.on_origin().production_version == "v1.0.0"
     file.write_text(text)
     assert candidates.promote().status == "promoted"
 
 
-def test_what_was_rejected_is_not_judged_again() -> None:
-    before = [record(2)]
-    assert find_earlier_rejection(before, NOW) == [NOT_BETTER]
-    other_bytes = NOW | {
-        "candidate_sha256": "of another processor",
-        "metrics": {"holdout": {"digest": "h", "auroc": 0.8}},
-    }
-    assert find_earlier_rejection(before, other_bytes) == [NOT_BETTER]
-    assert find_earlier_rejection(before, other_bytes | {"inputs_sha256": "more reviews"}) == []
-    for key, value in (
-        ("champion", "v1.1.0"),
-        ("limits", {"max_comparisons": 30}),
-        ("erasure", {"since": "2026-11-20"}),
-    ):
-        assert find_earlier_rejection(before, NOW | {key: value}) == []
-    slow = [record(2, checks=[{"name": "latency", "passed": False}])]
-    assert find_earlier_rejection(slow, NOW) == []
-    assert find_earlier_rejection([record(2, approved=True)], NOW) == []
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({}, True),
+        ({"candidate_sha256": "of another processor", "metrics": OTHER_HOLDOUT}, True),
+        ({"candidate_sha256": "of another processor", "inputs_sha256": "more reviews"}, False),
+        ({"metrics": OTHER_HOLDOUT, "inputs_sha256": "more reviews"}, False),
+        ({"champion": "v1.1.0"}, False),
+        ({"limits": {"max_comparisons": 30}}, False),
+        ({"erasure": Erasure(since="2026-11-20")}, False),
+    ],
+)
+def test_find_earlier_rejection_same_inputs(changes: dict[str, Any], found: bool) -> None:
+    inputs = INPUTS.model_copy(update=changes)
+    assert find_earlier_rejection([make_record(2)], inputs) == ([NOT_BETTER.to_reason()] if found else [])
 
 
-def test_inputs_are_what_no_stage_makes(tmp_path: Path) -> None:
+def test_find_earlier_rejection_ignores_latency_and_approval() -> None:
+    slow = PromotionCheck(Code.LIMIT_EXCEEDED, "latency", False, 30.0, 20.0, "")
+    assert find_earlier_rejection([make_record(2, checks=(NOT_BETTER, slow))], INPUTS) == []
+    assert find_earlier_rejection([make_record(2, version="v1.0.0")], INPUTS) == []
+
+
+def test_hash_stage_inputs_ignores_outputs(tmp_path: Path) -> None:
     lock = {
         "stages": {
             "dataset": {
@@ -226,20 +228,14 @@ def test_inputs_are_what_no_stage_makes(tmp_path: Path) -> None:
     }
     file = tmp_path / "dvc.lock"
 
-    def digest(*changes: tuple[str, ...]) -> str | None:
+    def hash_changed(old: str = "", new: str = "") -> str | None:
         text = json.dumps(lock)
-        for old, new in changes:
-            assert old in text
-            text = text.replace(old, new)
-        file.write_text(yaml.safe_dump(json.loads(text)))
+        assert old in text
+        file.write_text(yaml.safe_dump(json.loads(text.replace(old, new) if old else text)))
         return hash_stage_inputs(file)
 
     assert hash_stage_inputs(file) is None
-    first = digest()
-    assert first == digest(('"md5": "2"', '"md5": "other bits of another processor"'))
-    changed = {
-        digest(('"md5": "1"', '"md5": "9"')),
-        digest(('"md5": "4"', '"md5": "9"')),
-        digest(('seed": 3', 'seed": 4')),
-    }
-    assert len(changed | {first}) == 4
+    first = hash_changed()
+    assert first == hash_changed('"md5": "2"', '"md5": "other bits of another processor"')
+    inputs = (('"md5": "1"', '"md5": "9"'), ('"md5": "4"', '"md5": "9"'), ('seed": 3', 'seed": 4'))
+    assert len({first, *(hash_changed(*change) for change in inputs)}) == 4

@@ -1,4 +1,4 @@
-"""A run with parameters of its own: what DVC sees, and what of it reaches the origin."""
+"""A run with its own parameters: what DVC sees, and what reaches the origin."""
 
 from __future__ import annotations
 
@@ -38,10 +38,13 @@ def plain(tmp_path: Path) -> Workspace:
     return Workspace(tmp_path, -1)
 
 
-def test_keys_of_the_file_replace_those_of_params_yaml(plain: Workspace, file: Path) -> None:
-    before = load_params(plain.path / "params.yaml")
+def test_write_params_replaces_keys_and_keeps_comments(plain: Workspace, file: Path) -> None:
+    before, lines = load_params(plain.path / "params.yaml"), (plain.path / "params.yaml").read_text().splitlines()
     write_params(plain, file)
     after = load_params(plain.path / "params.yaml")
+    diff = difflib.ndiff(lines, (plain.path / "params.yaml").read_text().splitlines())
+    changed = [line[2:].split()[0] for line in diff if line.startswith("+ ")]
+    assert changed == ["phone_regions:", "enabled:", "max_ece:"]
     assert after.scorers.enabled == ("entropy", "min_log_prob") and after.privacy.phone_regions == ("NO",)
     assert after.promotion.max_ece == pytest.approx(0.2)
     same = {"scorers", "privacy", "promotion"}
@@ -49,41 +52,28 @@ def test_keys_of_the_file_replace_those_of_params_yaml(plain: Workspace, file: P
     assert after.scorers.entailment_model == before.scorers.entailment_model
 
 
-def test_lines_of_other_keys_keep_their_comments(plain: Workspace, file: Path) -> None:
-    before = (plain.path / "params.yaml").read_text().splitlines()
-    write_params(plain, file)
-    after = (plain.path / "params.yaml").read_text().splitlines()
-    changed = [line[2:].split()[0] for line in difflib.ndiff(before, after) if line.startswith("+ ")]
-    assert changed == ["phone_regions:", "enabled:", "max_ece:"]
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("probe: {hiden: 3}", "more.yaml: unknown key 'probe.hiden': did you mean 'hidden'?"),
-        ("prob: {hidden: 3}", "more.yaml: unknown key 'prob': did you mean 'probe'?"),
+        ("probe: {hiden: 3}", "more.yaml: unknown key 'probe.hiden'"),
+        ("prob: {hidden: 3}", "more.yaml: unknown key 'prob'"),
         ("probe: {hidden: 0}", "more.yaml: probe.hidden"),
-        ("[]", "more.yaml holds no parameters"),
+        ("[]", "more.yaml"),
         ("probe: [", "more.yaml is not valid YAML"),
     ],
 )
-def test_invalid_file_is_an_error_that_names_file_and_key(
-    plain: Workspace, file: Path, content: str, message: str
-) -> None:
+def test_write_params_invalid_file_names_file_and_key(plain: Workspace, file: Path, content: str, message: str) -> None:
     file.write_text(content)
-    with pytest.raises(AbstainError) as raised:
+    with pytest.raises(AbstainError, match=message):
         write_params(plain, file)
-    assert message in str(raised.value)
+    file.unlink()
+    with pytest.raises(AbstainError, match="more.yaml is missing"):
+        write_params(plain, file)
     assert (plain.path / "params.yaml").read_text() == SHIPPED["params.yaml"]
 
 
-def test_missing_file_is_an_error_with_the_remedy(plain: Workspace, tmp_path: Path) -> None:
-    with pytest.raises(AbstainError, match=r"nowhere.yaml is missing: give the YAML file"):
-        write_params(plain, tmp_path / "nowhere.yaml")
-
-
-def run_with(workspace: Plain, file: Path) -> str:
-    """What a retrain with `file` commits before its candidate is judged; the commit before."""
+def retrain_with(workspace: Plain, file: Path) -> str:
+    """Commit what a retrain with `file` does before the promotion checks, and return the commit before."""
     before = commit_params(workspace, file)
     lock = yaml.safe_dump({"max_ece": load_params(workspace.path / "params.yaml").promotion.max_ece})
     (workspace.path / "dvc.lock").write_text(lock)
@@ -91,19 +81,13 @@ def run_with(workspace: Plain, file: Path) -> str:
     return before
 
 
-def on_origin(workspace: Plain, name: str) -> str:
-    return workspace.git("show", f"origin/{BRANCH}:{name}")
-
-
 @pytest.mark.heavy
-def test_promoted_version_keeps_its_params_and_main_its_own(
-    workspace: Plain, candidates: Candidates, file: Path
-) -> None:
+def test_promote_own_params_stay_with_version(workspace: Plain, candidates: Candidates, file: Path) -> None:
     own = (workspace.path / "params.yaml").read_text()
-    before = run_with(workspace, file)
+    before = retrain_with(workspace, file)
     candidates.write(2.0)
     assert candidates.promote(base_commit=before).version == "v1.1.0"
-    assert on_origin(workspace, "params.yaml") == own.rstrip("\n")
+    assert workspace.git("show", f"origin/{BRANCH}:params.yaml") == own.rstrip("\n")
     assert yaml.safe_load(workspace.git("show", "probe@v1.1.0:dvc.lock")) == {"max_ece": 0.2}
     kept = load_params(workspace.path / paths.RELEASE / "params.yaml")
     assert kept.promotion.max_ece == pytest.approx(0.2) and kept.scorers.enabled == ("entropy", "min_log_prob")
@@ -111,16 +95,14 @@ def test_promoted_version_keeps_its_params_and_main_its_own(
 
 
 @pytest.mark.heavy
-def test_rejected_candidate_leaves_only_its_record_on_main(
-    workspace: Plain, candidates: Candidates, file: Path
-) -> None:
+def test_promote_own_params_rejected_leaves_only_record(workspace: Plain, candidates: Candidates, file: Path) -> None:
     own = (workspace.path / "params.yaml").read_text()
-    before = run_with(workspace, file)
+    before = retrain_with(workspace, file)
     candidates.write(0.9)
     assert candidates.promote(base_commit=before).status == "rejected"
     changed = workspace.git("diff", "--name-only", before, f"origin/{BRANCH}").split()
     assert [name.partition("-")[0] for name in changed] == ["approvals/rejected"]
     assert (workspace.path / "params.yaml").read_text() == own
-    again = run_with(workspace, file)
+    again = retrain_with(workspace, file)
     assert candidates.promote(base_commit=again).status == "rejected"  # as recorded: it is not judged twice
     assert workspace.git("rev-parse", "HEAD") == workspace.git("rev-parse", f"origin/{BRANCH}")

@@ -18,29 +18,28 @@ from abstain.core.errors import AbstainError
 from abstain_tasks.runs.shell import environment, git, run, succeeds
 
 
-def test_output_is_streamed_and_returned(tmp_path: Path) -> None:
+def test_run_streams_and_returns_output(tmp_path: Path) -> None:
     seen: list[str] = []
     assert run(["sh", "-c", "echo one; echo two >&2"], tmp_path, seen.append) == "one\ntwo"
     assert seen == ["one", "two"]
 
 
-def test_a_failure_is_the_line_that_says_why(tmp_path: Path) -> None:
-    with pytest.raises(AbstainError, match=r"^`sh -c .*` failed: the disk is full$"):
-        run(["sh", "-c", "echo noise; echo 'error: the disk is full'; echo more; exit 3"], tmp_path)
-    with pytest.raises(AbstainError, match="failed: it printed nothing"):
+def test_run_failure_has_reason_and_code(tmp_path: Path) -> None:
+    own = f"error {AbstainError(Code.NO_ROWS, 'data/ is empty').message_with_code}"
+    for line, code, reason in (
+        (own, Code.NO_ROWS, "data/ is empty"),
+        ("fatal: x", Code.FAILED_STEP, "x"),
+        ("error: the disk is full", Code.FAILED_STEP, "the disk is full"),
+    ):
+        with pytest.raises(AbstainError, match=f"^`sh -c .*` failed: {reason}$") as error:
+            run(["sh", "-c", f"echo noise; echo '{line}'; echo fatal: noise; exit 3"], tmp_path)
+        assert error.value.code is code
+    with pytest.raises(AbstainError, match="`false` failed"):
         run(["false"], tmp_path)
 
 
-def test_failed_command_passes_on_the_code_of_its_error(tmp_path: Path) -> None:
-    printed = f"error {AbstainError(Code.NO_ROWS, 'data/ is empty').message_with_code}"
-    for line, code, reason in ((printed, Code.NO_ROWS, "data/ is empty"), ("fatal: x", Code.FAILED_STEP, "x")):
-        with pytest.raises(AbstainError, match=f"failed: {reason}$") as raised:
-            run(["sh", "-c", f"echo '{line}'; echo fatal: noise; exit 1"], tmp_path)
-        assert raised.value.code is code
-
-
 @pytest.mark.parametrize("refuses", ["pre-receive", "update", "nothing"])
-def test_refused_push_says_why(tmp_path: Path, refuses: str) -> None:
+def test_git_refused_push_has_reason(tmp_path: Path, refuses: str) -> None:
     git(tmp_path, "init", "-q", "--bare", "origin.git")
     for name in ("one", "other"):
         git(tmp_path, "clone", "-q", "origin.git", name)
@@ -52,21 +51,21 @@ def test_refused_push_says_why(tmp_path: Path, refuses: str) -> None:
         hook.parent.mkdir(exist_ok=True)
         hook.write_text("#!/bin/sh\ncase $1 in *heads*) exit 0;; esac\necho ask the owner\nexit 1\n")
         hook.chmod(0o755)
-    why = {
+    reasons = {
         "pre-receive": r"\(pre-receive hook declined\) ask the owner$",
         "update": r"v1 \(hook declined\) ask the owner$",
         "nothing": r"main \(fetch first\)$",
     }
-    with pytest.raises(AbstainError, match=why[refuses]):
+    with pytest.raises(AbstainError, match=reasons[refuses]):
         git(tmp_path / "other", "push", "-q", "--atomic", "origin", "HEAD:refs/heads/main", ":refs/tags/v1")
 
 
-def test_a_command_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_run_missing_command_is_named(tmp_path: Path) -> None:
     with pytest.raises(AbstainError, match="`no-such-command` is not installed"):
         run(["no-such-command"], tmp_path)
 
 
-def test_file_descriptors_are_inherited_when_asked(tmp_path: Path) -> None:
+def test_run_inherits_file_descriptors(tmp_path: Path) -> None:
     read, write = os.pipe()
     try:
         run([sys.executable, "-c", f"import os; os.write({write}, b'here\\n')"], tmp_path, inherit=[write])
@@ -76,16 +75,14 @@ def test_file_descriptors_are_inherited_when_asked(tmp_path: Path) -> None:
         os.close(write)
 
 
-def test_environment_of_a_command(tmp_path: Path) -> None:
+def test_environment_has_no_telemetry(tmp_path: Path) -> None:
     env = environment(tmp_path)
     assert env["DO_NOT_TRACK"] == "1" and env["DVC_NO_ANALYTICS"] == "1"
     assert env["OMP_WAIT_POLICY"] == "passive"
     assert env["PYTHONPATH"].split(os.pathsep)[0] == str(tmp_path / "src")
 
 
-def test_a_relative_feature_cache_is_the_same_folder_everywhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_environment_relative_feature_cache_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ABSTAIN_FEATURES", "shared")
     assert environment(tmp_path)["ABSTAIN_FEATURES"] == str(tmp_path / "shared")
@@ -93,7 +90,7 @@ def test_a_relative_feature_cache_is_the_same_folder_everywhere(
     assert environment(tmp_path)["ABSTAIN_FEATURES"] == "s3://bucket/prefix"
 
 
-def test_somebody_commits_where_git_knows_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_has_git_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
     assert environment(tmp_path)["GIT_AUTHOR_EMAIL"]
@@ -105,7 +102,7 @@ TOKEN = "TOKEN%2F123"
 
 
 class Origin(ThreadingHTTPServer):
-    """A bare repository over HTTP, for who sends the token; it keeps the command lines of its callers."""
+    """A bare repository over HTTP that requires the token, and keeps the command lines of its callers."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(("127.0.0.1", 0), partial(_Handler, directory=str(folder)))
@@ -127,8 +124,7 @@ class _Handler(SimpleHTTPRequestHandler):
         else:
             self.send_error(403)
 
-    def log_message(self, *_: Any) -> None:
-        """Nothing on the terminal."""
+    def log_message(self, *_: Any) -> None: ...
 
 
 @pytest.fixture
@@ -142,9 +138,7 @@ def origin(tmp_path: Path) -> Iterator[Origin]:
         serving.shutdown()
 
 
-def test_a_token_in_the_origins_url_opens_it_and_is_seen_nowhere(
-    origin: Origin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_git_origin_token_is_sent_and_hidden(origin: Origin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ABSTAIN_ORIGIN", origin.url)
     url = load_settings().origin
     assert url == f"http://127.0.0.1:{origin.server_port}/origin.git"
@@ -157,7 +151,7 @@ def test_a_token_in_the_origins_url_opens_it_and_is_seen_nowhere(
     assert "TOKEN" not in repr(load_settings())
 
 
-def test_a_failure_shows_no_token(origin: Origin, tmp_path: Path) -> None:
-    with pytest.raises(AbstainError) as raised:
+def test_git_failure_hides_token(origin: Origin, tmp_path: Path) -> None:
+    with pytest.raises(AbstainError) as error:
         git(tmp_path, "clone", "-q", origin.url.replace("TOKEN", "OTHER"), "clone")
-    assert "127.0.0.1" in raised.value.message and "OTHER" not in raised.value.message
+    assert "127.0.0.1" in error.value.message and "OTHER" not in error.value.message

@@ -1,17 +1,13 @@
-"""Stopping means stopped: whatever ends a run, its commands end with it, and the next run goes on."""
+"""However a run ends, its commands end with it, and the next run goes on."""
 
 from __future__ import annotations
 
 import contextvars
 import fcntl
-import os
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -24,41 +20,26 @@ from tests.conftest import ROOT, Project
 from tests.tasks.server.test_server import wait_until
 
 SECONDS = 100
-"""In which an end is awaited: ten times the 10 s that are promised."""
+"""Limit for an end: ten times the 10 s that are guaranteed."""
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGKILL]
 
 RUNS = """
 import sys
-import threading
 from pathlib import Path
 from abstain_tasks.runs.shell import run
 run(["sh", "-c", sys.argv[1]], Path())
 """
-RETRAINS = """
-import os, sys
+RETRAIN = """
+import sys
 from abstain_tasks.server import prepare_environment
 prepare_environment()
 from abstain_cli import app
 from abstain_flows import retrain
 retrain.publish_validation = retrain.publish_artifacts = lambda workspace: None  # these stages leave nothing to see
 sys.argv = ["abstain", "retrain", "--no-promote"]
-for log in sys.stdin:
-    pid = os.fork()
-    if not pid:
-        with open(log.strip(), "w") as output:
-            os.dup2(output.fileno(), 1), os.dup2(output.fileno(), 2)
-        try:
-            app.main()
-        except SystemExit as end:
-            sys.stdout.flush(), sys.stderr.flush()
-            os._exit(end.code or 0)  # C++ libraries do not come through their own exit where they were forked
-        os._exit(0)
-    print(pid, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+app.main()
 """
-"""Retrains one after the other, as `abstain retrain --no-promote` does, with what they import imported once."""
-
 STAGE = """
 import sys, time
 from pathlib import Path
@@ -75,20 +56,19 @@ with Path("out", name).open("w") as out:
 STAGES = ("one", "two", "three")
 
 
-def lives(process: psutil.Process) -> bool:
-    """Whether the process does anything any more; what nobody has collected yet does not."""
+def list_children(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+def is_alive(process: psutil.Process) -> bool:
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
 
 
-def children_of(pid: int) -> list[psutil.Process]:
-    return psutil.Process(pid).children(recursive=True)
-
-
-def none_lives(processes: list[psutil.Process]) -> bool:
-    return not any(map(lives, processes))
+def have_ended(processes: list[psutil.Process]) -> bool:
+    return not any(map(is_alive, processes))
 
 
 IGNORING = "trap '' INT TERM; "
@@ -100,19 +80,18 @@ IGNORING = "trap '' INT TERM; "
     [*((number, "") for number in SIGNALS), pytest.param(signal.SIGKILL, IGNORING, marks=pytest.mark.slow)],  # seconds
     ids=[*(number.name for number in SIGNALS), "ignoring"],
 )
-def test_a_command_ends_with_its_process_and_all_it_started(number: signal.Signals, first: str, tmp_path: Path) -> None:
+def test_run_ends_with_its_process_and_descendants(number: signal.Signals, first: str, tmp_path: Path) -> None:
     shell = f"{first}sh -c 'sleep 600 & sleep 600' & touch {tmp_path / 'begun'}; wait; sleep 600"
     holder = subprocess.Popen([sys.executable, "-c", RUNS, shell], cwd=ROOT, text=True, stderr=subprocess.DEVNULL)
-    wait_until(
-        lambda: (tmp_path / "begun").exists() and len(children_of(holder.pid)) == 5
-    )  # supervisor, shells, sleeps
-    started = children_of(holder.pid)
+    wait_until((tmp_path / "begun").exists)
+    wait_until(lambda: len(list_children(holder.pid)) == 5)  # supervisor, shells, sleeps
+    started = list_children(holder.pid)
     holder.send_signal(number)
     holder.wait(SECONDS)
-    wait_until(lambda: none_lives(started))
+    wait_until(lambda: have_ended(started))
 
 
-def test_an_interrupted_run_ends_what_its_threads_are_at(tmp_path: Path) -> None:
+def test_stop_threads_on_error_ends_commands_of_threads(tmp_path: Path) -> None:
     def command(name: str) -> None:
         run(["sh", "-c", f"touch {name}; exec sleep 600"], tmp_path)
 
@@ -129,7 +108,7 @@ def test_an_interrupted_run_ends_what_its_threads_are_at(tmp_path: Path) -> None
     assert not (tmp_path / "later").exists()
     with pytest.raises(Stopped):
         context.run(raise_if_stopped)
-    assert succeeds(tmp_path, "true"), "another run has been stopped, too"
+    assert succeeds(tmp_path, "true"), "another run is not stopped"
 
 
 @pytest.fixture
@@ -160,38 +139,20 @@ def project(tmp_path: Path, prefect_server: str) -> Project:
     return project
 
 
-@dataclass
-class Retrain:
-    """One `abstain retrain`: its process, and its status and output once it has ended."""
-
-    pid: int
-    _of: subprocess.Popen[str]
-    _log: Path
-
-    def ended(self) -> tuple[int, list[str]]:
-        assert self._of.stdout is not None
-        return int(self._of.stdout.readline()), self._log.read_text().splitlines()
-
-
-@pytest.fixture
-def retrain(project: Project, tmp_path: Path) -> Iterator[Callable[[], Retrain]]:
-    """Begins a retrain in `project`."""
-    settings = [f"PYTHONPATH={ROOT / 'src'}:{ROOT}", "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL=CRITICAL"]
-    process = project.start(["env", *settings, sys.executable, "-c", RETRAINS], stderr=subprocess.STDOUT)
-    assert process.stdin is not None and process.stdout is not None
-    stdin, stdout = process.stdin, process.stdout
-    patience = threading.Timer(5 * SECONDS, process.kill)  # of four retrains: its end is an empty line, which fails
-    patience.daemon = True
-    patience.start()
-
-    def begin() -> Retrain:
-        print(tmp_path / "log", file=stdin, flush=True)
-        return Retrain(int(stdout.readline()), process, tmp_path / "log")
-
-    yield begin
-    patience.cancel()
-    for one in (*children_of(process.pid), process):
-        one.kill()
+def start_retrain(project: Project) -> subprocess.Popen[str]:
+    settings = {
+        "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}",
+        "PATH": f"{project.commands}:{project.environment['PATH']}",
+        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+    }
+    return subprocess.Popen(
+        [sys.executable, "-c", RETRAIN],
+        cwd=project.root,
+        env=project.environment | settings,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 def is_free(lock: Path) -> bool:
@@ -204,31 +165,29 @@ def is_free(lock: Path) -> bool:
 
 
 @pytest.mark.slow
-def test_a_stopped_retrain_leaves_no_stage_and_the_next_goes_on(
-    project: Project, retrain: Callable[[], Retrain], tmp_path: Path
-) -> None:
-    def begun() -> list[Path]:
+def test_retrain_stopped_leaves_no_stage_and_resumes(project: Project, tmp_path: Path) -> None:
+    def list_begun() -> list[Path]:
         return [file for name in STAGES if (file := tmp_path / name).exists()]
 
     for number, status in zip(SIGNALS, (130, 143, -signal.SIGKILL), strict=True):
-        run = retrain()
-        wait_until(lambda: len(begun()) == 2)
-        started = children_of(run.pid)
+        retrain = start_retrain(project)
+        wait_until(lambda: len(list_begun()) == 2)
+        started = list_children(retrain.pid)
         assert len(started) >= 6, "two stages, each with its DVC and its supervisor"
-        os.kill(run.pid, number)
-        code, output = run.ended()
-        assert code == status, output
-        wait_until(lambda: none_lives(started) and is_free(project.home / "workspace.lock"))  # noqa: B023
+        retrain.send_signal(number)
+        output, _ = retrain.communicate(timeout=SECONDS)
+        assert retrain.returncode == status, output
+        wait_until(lambda: have_ended(started) and is_free(project.home / "workspace.lock"))  # noqa: B023
         if number != signal.SIGKILL:
-            assert output[-1] == "stopped; run the same command again to go on where it was"
-            assert "Traceback" not in "".join(output)
-        stages = begun()
-        assert len(stages) == 2, "the third has begun when the run was stopped"
-        for file in stages:
+            assert output.splitlines()[-1].startswith("stopped; ") and "Traceback" not in output
+        begun = list_begun()
+        assert len(begun) == 2, "the third has begun when the run was stopped"
+        for file in begun:
             file.unlink()
     (tmp_path / "go").touch()
-    code, output = retrain().ended()
-    assert code == 0, output
+    retrain = start_retrain(project)
+    output, _ = retrain.communicate(timeout=SECONDS)
+    assert retrain.returncode == 0, output
     for name in STAGES:
         assert (project.workspace / "out" / name).read_text() == "half of it, and the rest"
     assert "Retrain: " in project.git("log", "--format=%s", "main", cwd=project.home / "origin.git")

@@ -21,14 +21,12 @@ pytestmark = pytest.mark.slow
 def project(small_project: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
     for key, value in small_project.environment.items():
         monkeypatch.setenv(key, value)
-    monkeypatch.setattr(
-        sys, "executable", str(small_project.commands / "python")
-    )  # beside it is the `dvc` that is found
+    monkeypatch.setattr(sys, "executable", str(small_project.commands / "python"))  # the `dvc` beside it is found
     monkeypatch.chdir(small_project.root)
     return small_project
 
 
-def test_a_run_finds_the_data_the_checkout_s_commits_and_nothing_half_done(project: Project) -> None:
+def test_open_workspace_after_killed_run_is_clean(project: Project) -> None:
     with open_workspace() as workspace:
         rows = workspace.path / "data" / "interactions" / "000001.jsonl"
         before = rows.read_bytes()
@@ -58,13 +56,12 @@ def test_a_run_finds_the_data_the_checkout_s_commits_and_nothing_half_done(proje
         assert workspace.git("show", "--name-only", "--format=").split() == ["registry.json"]
 
 
-def test_the_remote_is_the_home_s_or_the_team_s_own_and_must_have_the_data(project: Project) -> None:
+def test_open_workspace_remote_must_have_data(project: Project) -> None:
     config = project.root / ".dvc" / "config"
     text = config.read_text()
     config.write_text(text.replace("remote = tests", "remote = local"))
     project.git("commit", "-qam", "A remote that lacks them")
-    unreachable = r"data.dvc records is neither in the cache nor in the DVC remote"
-    with pytest.raises(AbstainError, match=unreachable), open_workspace():
+    with pytest.raises(AbstainError, match=r"data\.dvc"), open_workspace():
         pytest.fail("a workspace without its data was handed out")
     assert not (project.home / "workspace" / "data").exists()
     config.write_text(text)
@@ -77,9 +74,7 @@ def test_the_remote_is_the_home_s_or_the_team_s_own_and_must_have_the_data(proje
         assert workspace.dvc("config", "remote.local.url").strip() == "s3://bank/abstain"
 
 
-def test_an_origin_that_cannot_be_cloned_is_one_line_and_leaves_nothing(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_open_workspace_bad_origin_leaves_nothing(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ABSTAIN_ORIGIN", str(project.home / "nowhere.git"))
     before = {path.name for path in project.home.iterdir()} | {"workspace.lock"}
     with pytest.raises(AbstainError, match=r"^[^\n]*nowhere.git[^\n]*$"), open_workspace():
@@ -87,7 +82,7 @@ def test_an_origin_that_cannot_be_cloned_is_one_line_and_leaves_nothing(
     assert {path.name for path in project.home.iterdir()} == before
 
 
-def test_a_shallow_clone_will_do(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_workspace_from_shallow_clone(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project.edit_params("  hidden: 64", "  hidden: 32")
     shallow = Project(tmp_path / "shallow", tmp_path / "shallow-home")
     project.git("clone", "-q", "--depth", "1", project.root.as_uri(), str(shallow.root))

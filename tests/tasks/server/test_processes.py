@@ -1,5 +1,3 @@
-"""What ends with `make down` even where supervisor was killed, and what is none of its business."""
-
 from __future__ import annotations
 
 import os
@@ -23,7 +21,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def programs(tmp_path: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    """What a killed supervisor leaves of a server, a worker and its run; and one of another home."""
+    """What a killed supervisor leaves of a server and a worker, and a program of another home."""
     homes = {"server": tmp_path, "worker": tmp_path, "alerts": tmp_path / "other"}
     started = {}
     for name, home in homes.items():
@@ -35,7 +33,9 @@ def programs(tmp_path: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
         process.wait()
 
 
-def test_programs_of_a_killed_supervisor_end(home: Path, programs: dict[str, subprocess.Popen[bytes]]) -> None:
+def test_shut_down_after_killed_supervisor_ends_programs(
+    home: Path, programs: dict[str, subprocess.Popen[bytes]]
+) -> None:
     for name in ("up.sock", "up.pid"):
         (home / name).touch()
     write_json(home / "up.json", {})
@@ -48,21 +48,19 @@ def test_programs_of_a_killed_supervisor_end(home: Path, programs: dict[str, sub
 
 
 @pytest.mark.parametrize("letter", ["a", "ü"])
-def test_home_whose_path_is_too_long_is_one_line(letter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_too_long_home_raises(letter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     longest = MAX_SOCKET - len("/up.sock")
     monkeypatch.setenv("ABSTAIN_HOME", "/" + letter * (longest // len(letter.encode()) + 1))
-    with pytest.raises(
-        AbstainError, match="^ABSTAIN_HOME: .* is too long a path for a socket in it: choose one of at "
-    ):
+    with pytest.raises(AbstainError, match="ABSTAIN_HOME: .* too long"):
         start(Path("/"), {})
 
 
-def test_home_that_supervisor_would_expand_is_one_line(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_start_home_with_percent_raises(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ABSTAIN_HOME", str(home / "100%"))
-    with pytest.raises(AbstainError, match="^ABSTAIN_HOME: .*/100% has a % in its path: choose one without$"):
+    with pytest.raises(AbstainError, match="ABSTAIN_HOME: .*/100%"):
         start(home, {})
 
 
-def test_wait_for_what_another_process_stops_is_one_line() -> None:
-    with pytest.raises(AbstainError, match="^the gate has been stopped meanwhile, as `make down` does: run `make up`$"):
+def test_wait_for_stopped_program_raises() -> None:
+    with pytest.raises(AbstainError, match="the gate has been stopped"):
         wait_for("work:gate", f"http://127.0.0.1:{free_port()}")

@@ -1,5 +1,3 @@
-"""Where the pages about runs are kept, and what links to them."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -20,7 +18,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "a home"
 
 
-def test_without_anybody_who_serves_it_a_link_is_the_files_own(home: Path) -> None:
+def test_write_page_unserved_links_to_file(home: Path) -> None:
     address = reports.write_page("run-1", "validation", "<p>é</p>")
     file = home / "reports" / "run-1" / "validation.html"
     assert Path(unquote(urlsplit(address).path)) == file
@@ -29,18 +27,18 @@ def test_without_anybody_who_serves_it_a_link_is_the_files_own(home: Path) -> No
     assert file.read_text(encoding="utf-8") == "<p>again</p>"
 
 
-def test_where_a_team_serves_it_a_link_is_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_page_links_to_reports_url(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ABSTAIN_REPORTS_URL", "https://reports.example.org/abstain/")
     assert reports.write_page("run-1", "ingest", "x") == "https://reports.example.org/abstain/run-1/ingest.html"
 
 
-def test_a_server_that_is_gone_is_not_linked_to(home: Path) -> None:
+def test_get_address_dead_server_is_none(home: Path) -> None:
     home.mkdir()
     (home / "up.json").write_text('{"reports": "http://127.0.0.1:1"}')  # left by a machine that was switched off
     assert reports.get_address() is None
 
 
-def test_a_report_is_served_to_who_knows_its_run_and_nothing_is_listed(home: Path) -> None:
+def test_reports_app_serves_known_pages_only(home: Path) -> None:
     reports.write_page("run-1", "validation", "<p>figures</p>")
     (home / "secret").write_text("beside the reports")
     (home / "reports" / "linked").symlink_to(home / "secret")
@@ -54,12 +52,10 @@ def test_a_report_is_served_to_who_knows_its_run_and_nothing_is_listed(home: Pat
         assert page.get(name, headers={"Host": host}).status_code == 400
 
 
-def test_the_port_is_one_above_the_uis_or_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reports_port_default_and_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reports.port() == str(int(addresses.PORT) + 1)
     monkeypatch.setenv("ABSTAIN_REPORTS_PORT", "5000")
     assert reports.port() == "5000"
     for bad in ("http", "70000", "-1"):
-        with pytest.raises(
-            AbstainError, match=f"^environment variable ABSTAIN_REPORTS_PORT: '{bad}' is no port number$"
-        ):
+        with pytest.raises(AbstainError, match=f"ABSTAIN_REPORTS_PORT: '{bad}'"):
             addresses.require_free_port(reports.VARIABLE, bad)

@@ -1,4 +1,4 @@
-"""What a run does with the shards that others compute: jobs, rounds, GPUs and threads, without a server."""
+"""Distributed computation of shards without a server: jobs, rounds, GPUs and threads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COST = JobStats(64, 9, 5)
 
 
 class Server:
-    """Ends each flow run with the next of `outcomes`; one that is completed has computed its part."""
+    """A stub that ends each flow run with the next of `outcomes`; a completed one has computed its part."""
 
     api_url = "http://127.0.0.1"
 
@@ -88,34 +88,34 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
     return build
 
 
-def job(number: int) -> ShardJob:
+def make_job(number: int) -> ShardJob:
     request = Request((Segment("answer", f"Answer {number}"),), HiddenStates(1), f"i-{number}")
     return ShardJob("m", "m@1", "float32", 24, (request,))
 
 
-def jobs(count: int) -> list[ShardJob]:
-    return [job(number) for number in range(count)]
+def make_jobs(count: int) -> list[ShardJob]:
+    return [make_job(number) for number in range(count)]
 
 
-def test_a_local_runner_is_imported_alone(tmp_path: Path) -> None:
+def test_make_runner_local_creates_nothing(tmp_path: Path) -> None:
     assert isinstance(make_runner(Settings(home=tmp_path)), LocalRunner)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_dask_needs_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dask_runner_names_missing_requirement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = make_runner(Settings(home=tmp_path, runner="dask"))
-    with pytest.raises(AbstainError, match=r"^ABSTAIN_RUNNER=dask needs ABSTAIN_DASK_SCHEDULER, .*RUNNER=processes"):
-        list(runner.run([job(0)]))
+    with pytest.raises(AbstainError, match="ABSTAIN_DASK_SCHEDULER"):
+        list(runner.run([make_job(0)]))
     monkeypatch.setitem(sys.modules, "prefect_dask.task_runners", None)
-    with pytest.raises(AbstainError, match=r'^ABSTAIN_RUNNER=dask needs .* `pip install "abstain\[dask\]"`$'):
-        list(runner.run([job(0)]))
+    with pytest.raises(AbstainError, match=r"abstain\[dask\]"):
+        list(runner.run([make_job(0)]))
     assert list((tmp_path / "features" / "jobs").iterdir()) == []
 
 
-def test_what_died_is_computed_again(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+def test_distributed_runner_repeats_shards_of_dead_process(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     died, failed = Crashed(message="killed"), Failed(message="CUDA")
     server, runner = serve(Completed(), died, Completed(), failed, Completed(), workers=2)
-    work = jobs(5)
+    work = make_jobs(5)
     names = [one.name for one in work]
     with caplog.at_level(logging.WARNING):
         assert list(runner.run(work)) == [COST] * 5
@@ -125,10 +125,10 @@ def test_what_died_is_computed_again(serve: Serve, caplog: pytest.LogCaptureFixt
     assert list(server.jobs.iterdir()) == []
 
 
-def test_what_was_deleted_or_does_not_begin_is_told(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+def test_distributed_runner_repeats_deleted_flow_run(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
     server, runner = serve(Pending(), Completed())
     with caplog.at_level(logging.WARNING), ThreadPoolExecutor() as threads:
-        run = threads.submit(list, runner.run(jobs(1)))
+        run = threads.submit(list, runner.run(make_jobs(1)))
         while "run-0 of extract/gpu have not begun: " not in caplog.text:
             assert not run.done(), run.exception()
         server.flow_runs.clear()
@@ -137,10 +137,10 @@ def test_what_was_deleted_or_does_not_begin_is_told(serve: Serve, caplog: pytest
     assert "1 shards are computed again, because a process ended: a flow run of extract/gpu was deleted" in caplog.text
 
 
-def test_what_others_keep_among_the_jobs_stays(serve: Serve) -> None:
+def test_distributed_runner_deletes_only_own_old_jobs(serve: Serve) -> None:
     server, runner = serve()
     server.jobs.mkdir()
-    digest = job(0).name
+    digest = make_job(0).name
     mine, young = {"batch-17.job", f"{digest}.txt"}, f"{digest}.job"
     for name in (*mine, f"{digest}.cost", f".{digest}.job.{'5e' * 8}", young):
         (server.jobs / name).touch()
@@ -150,64 +150,60 @@ def test_what_others_keep_among_the_jobs_stays(serve: Serve) -> None:
     assert {file.name for file in server.jobs.iterdir()} == {*mine, young}
 
 
-def test_three_rounds_without_progress_are_one_line(serve: Serve) -> None:
+def test_distributed_runner_stops_after_three_rounds(serve: Serve) -> None:
     server, runner = serve(Completed(), *[Crashed(message="out of\nmemory")] * 6, workers=2)
     with pytest.raises(AbstainError, match=r"^3 times .* shard \w+ \(i-1 to i-1\), of: out of memory: .*BATCH_TOKENS"):
-        list(runner.run(jobs(2)))
+        list(runner.run(make_jobs(2)))
     assert len(server.parts) == 5 and list(server.jobs.iterdir()) == []
 
 
 @pytest.mark.parametrize(
     ("outcome", "code", "line"),
     [
-        (Cancelled(), Code.NOT_PUBLISHED, "flow run run-0 of extract/gpu was cancelled: run again to go on"),
-        (
-            Failed(message="Flow run failed. CodedFailure: A205: the shard wants a@1: fetch"),
-            Code.VERSION_MISMATCH,
-            "the shard wants a@1: fetch",
-        ),
+        (Cancelled(), Code.NOT_PUBLISHED, "run-0"),
+        (Failed(message="Flow run failed. CodedFailure: A205: a@1: fetch"), Code.VERSION_MISMATCH, "^a@1: fetch$"),
     ],
     ids=["cancelled", "failed"],
 )
-def test_what_cannot_be_computed_is_not_tried_again(serve: Serve, outcome: State, code: Code, line: str) -> None:
+def test_distributed_runner_lasting_failure_raises_at_once(serve: Serve, outcome: State, code: Code, line: str) -> None:
     server, runner = serve(outcome)
-    with pytest.raises(AbstainError) as raised:
-        list(runner.run(jobs(1)))
-    assert (raised.value.code, str(raised.value)) == (code, line) and len(server.parts) == 1
+    with pytest.raises(AbstainError, match=line) as error:
+        list(runner.run(make_jobs(1)))
+    assert error.value.code is code and len(server.parts) == 1
 
 
-def test_workers_with_another_cache_are_one_line(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distributed_runner_other_cache_is_named(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     server, runner = serve(Completed())
     elsewhere = FlowRun(flow_id=uuid.uuid4(), name="run", state=Completed())
     server.flow_runs[elsewhere.id] = elsewhere
     monkeypatch.setattr(shards, "run_deployment", lambda *_, **__: elsewhere)
-    with pytest.raises(AbstainError, match=r"^workers have ended without shard .*: their ABSTAIN_FEATURES"):
-        list(runner.run(jobs(1)))
+    with pytest.raises(AbstainError, match="ABSTAIN_FEATURES"):
+        list(runner.run(make_jobs(1)))
 
 
-def test_a_shard_without_a_job_costs_nothing(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distributed_runner_finished_shard_costs_nothing(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "compute_shard", lambda *_: pytest.fail("it was computed twice"))
     server, runner = serve(Running())
-    run = ThreadPoolExecutor().submit(list, runner.run(jobs(1)))
+    run = ThreadPoolExecutor().submit(list, runner.run(make_jobs(1)))
     while not server.parts:
         assert not run.done(), run.exception()
-    (server.jobs / f"{job(0).name}.job").unlink()
-    shards.compute_job(job(0).name, str(server.jobs.parent))
+    (server.jobs / f"{make_job(0).name}.job").unlink()
+    shards.compute_job(make_job(0).name, str(server.jobs.parent))
     next(iter(server.flow_runs.values())).state = Completed()
     assert run.result(100) == [JobStats(0, 0, 0)]
 
 
-def test_a_fan_out_that_waits_is_stopped(serve: Serve) -> None:
+def test_distributed_runner_waiting_is_stopped(serve: Serve) -> None:
     server, runner = serve(Running())
     with ThreadPoolExecutor() as threads:
         with pytest.raises(KeyboardInterrupt), stop_threads_on_error():
-            at_work = threads.submit(contextvars.copy_context().run, list, runner.run(jobs(1)))
+            at_work = threads.submit(contextvars.copy_context().run, list, runner.run(make_jobs(1)))
             while not server.parts:
                 assert not at_work.done(), at_work.exception()
             raise KeyboardInterrupt
         with pytest.raises(Stopped):
             at_work.result(100)
-    assert list(server.jobs.iterdir()) == [], "workers would go on with it"
+    assert list(server.jobs.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -221,7 +217,7 @@ def test_a_fan_out_that_waits_is_stopped(serve: Serve) -> None:
         ("cpu", None, 2, []),
     ],
 )
-def test_gpus_are_shared_where_there_are_several(
+def test_list_shared_gpus(
     monkeypatch: pytest.MonkeyPatch, device: str, visible: str | None, count: int, gpus: list[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
@@ -229,7 +225,7 @@ def test_gpus_are_shared_where_there_are_several(
     assert shards.list_shared_gpus(Settings(device=device)) == gpus
 
 
-def test_processes_take_turns_with_gpus_and_share_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_begin_process_takes_turns_with_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[str] = []
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(torch.cuda, "init", lambda: taken.append(os.environ["CUDA_VISIBLE_DEVICES"]))

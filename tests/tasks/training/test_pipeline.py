@@ -1,5 +1,3 @@
-"""How a stage is run: the command that DVC is given."""
-
 from __future__ import annotations
 
 import logging
@@ -15,25 +13,25 @@ from tests.checkout import SHIPPED
 
 
 @pytest.mark.parametrize(("force", "options"), [(False, []), (True, ["--force"])])
-def test_stage_is_run_again_only_where_forced(
+def test_run_stage_force_option(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool, options: list[str]
 ) -> None:
     monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path / "home"))
     commands: list[list[str]] = []
     monkeypatch.setattr(pipeline, "get_run_logger", lambda: logging.getLogger())
     monkeypatch.setattr(pipeline, "run", lambda command, *_, **__: commands.append(command) or "Running stage")
-    found = pipeline.run_stage.fn(Workspace(tmp_path, 0), "dataset", force=force)
+    result = pipeline.run_stage.fn(Workspace(tmp_path, 0), "dataset", force=force)
     assert commands == [["dvc", "--wait-for-lock", "repro", "--single-item", *options, "dataset"]]
-    assert found.status == "ran"
+    assert result.status == "ran"
 
 
-def test_a_stage_that_is_not_stale_starts_no_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_stage_cached_starts_no_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "run", lambda command, *_, **__: pytest.fail(f"started {command}"))
-    found = pipeline.run_stage.fn(Workspace(tmp_path, 0), "dataset", is_stale=False)
-    assert found.status == "cached"
+    result = pipeline.run_stage.fn(Workspace(tmp_path, 0), "dataset", is_stale=False)
+    assert result.status == "cached"
 
 
-def test_a_run_remembers_what_it_read_and_how_long_it_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_stage_records_tokens_and_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "params.yaml").write_text(SHIPPED["params.yaml"])
     recorded: list[tuple[str, float, BaseModelUsage | None]] = []
 

@@ -1,4 +1,4 @@
-"""What a plan says and what it costs: real git, and DVC's answers made up."""
+"""The plan of a retrain, with real git and a stub of DVC."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain_cli import app as cli
 from abstain_cli.plan import format_plan
+from abstain_tasks.runs.shell import git
 from abstain_tasks.runs.workspace import Workspace
 from abstain_tasks.training import retrain_cost
 from abstain_tasks.training.plan import (
@@ -50,10 +51,9 @@ class Recorded(Workspace):
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Commit these contents, `lock` as the stages of dvc.lock; None leaves a file as it was. The home is empty."""
+    """Commit requirements.lock, and `lock` as the stages of dvc.lock; None leaves a file as it was."""
     monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path / "home"))
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=t", "-c", "user.email=t@localhost"]
-    subprocess.run([*git, "init", "-q", "--initial-branch=main"], check=True)
+    git(tmp_path, "init", "-q", "--initial-branch=main")
 
     def commit(requirements: str | None = None, lock: dict[str, str] | None = None) -> None:
         if requirements is not None:
@@ -61,8 +61,8 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
         if lock is not None:
             stages = {name: {"cmd": name, "outs": [{"md5": digest}]} for name, digest in lock.items()}
             (tmp_path / "dvc.lock").write_text(yaml.safe_dump({"schema": "2.0", "stages": stages}))
-        subprocess.run([*git, "add", "--all"], check=True)
-        subprocess.run([*git, "commit", "-q", "-m", "x"], check=True)
+        git(tmp_path, "add", "--all")
+        git(tmp_path, "commit", "-q", "-m", "x")
 
     return commit
 
@@ -71,11 +71,20 @@ def plan(folder: Path, **changed: Any) -> RetrainPlan:
     return make_plan(Recorded(folder, 0, changed))
 
 
-def test_plan_of_unchanged_project_asks_no_model(
+def stub_cost(monkeypatch: pytest.MonkeyPatch, cost: RetrainCost | AbstainError | None) -> None:
+    def estimate(_: Workspace) -> RetrainCost:
+        if isinstance(cost, RetrainCost):
+            return cost
+        raise cost or AssertionError("models are read")
+
+    monkeypatch.setattr(retrain_cost, "estimate_retrain_cost", estimate)
+
+
+def test_make_plan_unchanged_reads_no_model(
     tmp_path: Path, repository: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repository("torch==1\n")
-    monkeypatch.setattr(retrain_cost, "estimate_retrain_cost", lambda workspace: pytest.fail("models are asked"))
+    stub_cost(monkeypatch, None)
     cached = StagePlan([], "nothing changed")
     assert plan(tmp_path) == RetrainPlan({"dataset": cached, "features": cached, "report": cached}, None, [])
     changed = [{"changed deps": {"src/abstain/reports/plots.py": "modified"}}]
@@ -84,20 +93,18 @@ def test_plan_of_unchanged_project_asks_no_model(
     ]
 
 
-def test_plan_of_stale_reader_counts_what_models_are_asked(
+def test_make_plan_stale_stage_has_tokens_and_seconds(
     tmp_path: Path, repository: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repository("torch==1\n", {"dataset": "a", "features": "b"})
     (tmp_path / "params.yaml").write_text(SHIPPED["params.yaml"])
     wanted = RetrainCost(3, 10, 4, {"features": 500})
-    monkeypatch.setattr(retrain_cost, "estimate_retrain_cost", lambda workspace: wanted)
-    found = plan(tmp_path, dataset=["changed command"])
-    assert found.cost == wanted and found.blocked is None
-    assert found.stages == {
+    stub_cost(monkeypatch, wanted)
+    planned = plan(tmp_path, dataset=["changed command"])
+    assert planned.cost == wanted and planned.blocked is None
+    assert planned.stages == {
         "dataset": StagePlan([Change("command", "changed command")], "command changed"),
-        "features": StagePlan(
-            [Change(AFTER, "dataset")], "after dataset", 500
-        ),  # no run has told how fast the model reads
+        "features": StagePlan([Change(AFTER, "dataset")], "after dataset", 500),  # the speed is unknown
         "report": StagePlan([Change(AFTER, "features")], "no recorded run"),
     }
     record_run("dataset", 3.0, None)
@@ -106,22 +113,18 @@ def test_plan_of_stale_reader_counts_what_models_are_asked(
     assert [stage.seconds for stage in again.values()] == [3.0, pytest.approx(31.0), None]
 
 
-def test_plan_of_blocked_retrain_says_so_before_the_stages(
+def test_make_plan_blocked_is_first_line(
     tmp_path: Path, repository: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repository("torch==1\n")
-
-    def fail(workspace: Workspace) -> RetrainCost:
-        raise AbstainError(Code.BAD_SETTING, "layer 99 requested: set llm.layer")
-
-    monkeypatch.setattr(retrain_cost, "estimate_retrain_cost", fail)
-    found = plan(tmp_path, dataset=["changed command"])
-    first, *rest = format_plan(found, verbose=False)
+    stub_cost(monkeypatch, AbstainError(Code.BAD_SETTING, "layer 99 requested: set llm.layer"))
+    planned = plan(tmp_path, dataset=["changed command"])
+    first, *rest = format_plan(planned, verbose=False)
     assert first == "blocked: A601: layer 99 requested: set llm.layer"
     assert [line.split()[0] for line in rest] == ["dataset", "features", "report"]
 
 
-def test_plan_has_one_line_a_stage_and_details_if_asked() -> None:
+def test_format_plan_line_per_stage_and_details() -> None:
     stages = {
         "validate": StagePlan([], "nothing changed"),
         "features": StagePlan(
@@ -163,25 +166,25 @@ def params(*keys: str) -> dict[str, Any]:
         ([deps(**{"artifacts/x": "modified"})], "inputs changed"),
     ],
 )
-def test_reasons_of_a_stage_are_told_in_five_words(tmp_path: Path, status: list[Any], words: str) -> None:
+def test_summarize_reasons_in_five_words(tmp_path: Path, status: list[Any], words: str) -> None:
     stale = find_stale(Recorded(tmp_path, 0, {"features": status}), {"features": set()})
     assert summarize_reasons(stale["features"]) == words and len(words.split()) <= 5
 
 
-def test_a_stage_is_told_by_up_to_four_stages_before() -> None:
-    before = [Change("", "artifacts/x", ("modified",)), *(Change(AFTER, name) for name in "abcde")]
-    assert summarize_reasons(before) == "after a, b, c, d"
+def test_summarize_reasons_up_to_four_stages() -> None:
+    changes = [Change("", "artifacts/x", ("modified",)), *(Change(AFTER, name) for name in "abcde")]
+    assert summarize_reasons(changes) == "after a, b, c, d"
 
 
 @pytest.mark.heavy
-def test_readers_of_the_base_model_are_the_stages_with_its_engine() -> None:
+def test_base_model_stages_import_engine() -> None:
     with_engine = {
         name for name in STAGES if "src/abstain/llm/engine/engine.py" in TREE.closure(f"abstain.stages.{name}")
     }
     assert with_engine == BASE_MODEL_STAGES
 
 
-def test_plan_names_cached_stages_of_other_requirements(tmp_path: Path, repository: Callable[..., None]) -> None:
+def test_find_stages_with_other_requirements(tmp_path: Path, repository: Callable[..., None]) -> None:
     workspace = Recorded(tmp_path, 0)
     repository("torch==1\n")
     assert find_stages_with_other_requirements(workspace) == set()  # nothing was computed yet
@@ -198,21 +201,14 @@ def test_plan_names_cached_stages_of_other_requirements(tmp_path: Path, reposito
     assert find_stages_with_other_requirements(workspace) == {"features"}
 
 
-def test_results_of_a_merged_branch_are_judged_by_its_requirements(
-    tmp_path: Path, repository: Callable[..., None]
-) -> None:
+def test_find_stages_with_other_requirements_after_merge(tmp_path: Path, repository: Callable[..., None]) -> None:
     """A person changes requirements.lock, a run retrains without it meanwhile, and the person merges the run's commit."""
-
-    def git(*arguments: str) -> None:
-        identity = ["-c", "user.name=t", "-c", "user.email=t@localhost"]
-        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True)
-
     repository("torch==1\n", {"dataset": "a"})
-    git("checkout", "-q", "-b", "run")
+    git(tmp_path, "checkout", "-q", "-b", "run")
     repository(lock={"dataset": "b"})
-    git("checkout", "-q", "main")
+    git(tmp_path, "checkout", "-q", "main")
     repository("torch==2\n")
-    git("merge", "-q", "-m", "Merge the run", "run")
+    git(tmp_path, "merge", "-q", "-m", "Merge the run", "run")
     assert find_stages_with_other_requirements(Recorded(tmp_path, 0)) == {"dataset"}
 
 
@@ -239,9 +235,7 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]
 
 
 @pytest.mark.heavy
-def test_plan_starts_three_processes_of_dvc_and_status_only_git(
-    commands: list[list[str]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plan_and_status_start_few_processes(commands: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
     cli.plan.plan()  # makes the origin and the workspace
     commands.clear()
     cli.plan.plan()

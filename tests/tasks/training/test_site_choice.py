@@ -1,5 +1,3 @@
-"""When a retrain chooses the layer: params.yaml leaves it to that, and the run's own parameters do not name one."""
-
 from __future__ import annotations
 
 import shutil
@@ -22,7 +20,7 @@ from tests.checkout import ROOT
         ("20", "llm: {layer: auto}", True),
     ],
 )
-def test_layer_is_chosen_unless_it_is_named(tmp_path: Path, decided: str, own: str | None, wanted: bool) -> None:
+def test_should_choose_site_only_for_auto_layer(tmp_path: Path, decided: str, own: str | None, wanted: bool) -> None:
     shutil.copy(ROOT / "params.yaml", tmp_path)
     text = (tmp_path / "params.yaml").read_text()
     (tmp_path / "params.yaml").write_text(text.replace("  layer: 20 ", f"  layer: {decided} "))

@@ -1,5 +1,3 @@
-"""What a plan may expect of a stage's time: only what was measured."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -14,21 +12,21 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path))
 
 
-def test_expected_time_of_what_never_ran_is_unknown() -> None:
+def test_estimate_seconds_never_run_is_none() -> None:
     assert estimate_seconds("features", "m", 100) is None
     record_run("report", 4.0, None)
     assert estimate_seconds("report", "m", 0) == pytest.approx(4.0)
     assert estimate_seconds("report", "m", 100) is None
 
 
-def test_expected_time_grows_with_the_tokens_to_read() -> None:
+def test_estimate_seconds_grows_with_tokens() -> None:
     record_run("features", 60.0, BaseModelUsage("m", MIN_TOKENS, 50.0))
     assert estimate_seconds("features", "m", 2 * MIN_TOKENS) == pytest.approx(110.0)
     assert estimate_seconds("features", "m", 0) == pytest.approx(10.0)
     assert estimate_seconds("features", "another", MIN_TOKENS) is None
 
 
-def test_run_that_reads_little_keeps_the_measured_speed() -> None:
+def test_record_run_few_tokens_keep_speed() -> None:
     record_run("features", 60.0, BaseModelUsage("m", MIN_TOKENS, 50.0))
     record_run("features", 20.0, BaseModelUsage("m", MIN_TOKENS - 1, 15.0))
     assert estimate_seconds("features", "m", MIN_TOKENS) == pytest.approx(70.0)
