@@ -2,7 +2,9 @@
 PYTHON ?= python3
 UV := 0.13.9
 BIN := .venv/bin
-NUMERIC := $(addprefix tests/,learning llm release) # tests of numerical code
+NUMERIC := $(addprefix tests/,test_older_cpu.py learning llm release) # tests of numerical code
+OLDER_CPU := ATEN_CPU_CAPABILITY=default OPENBLAS_CORETYPE=Nehalem MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41 \
+  ABSTAIN_DTYPE=float32 ABSTAIN_TESTS_OLDER_CPU=1
 LOCK ?= requirements-dev.lock
 READY = .venv/ready-$(LOCK)
 EXTRAS := s3 dask postgres names familiarity otel # of which there are tests
@@ -45,7 +47,11 @@ attacks: setup ## try what a stranger may try, and write the table of attempts i
 	@$(PYTEST) tests/attacks -m "" --attempts docs/security.md
 
 test-older-cpu: setup ## run the numerical tests as on an older processor, with one thread and with two
-	@$(BIN)/python -m tests.older_cpu $(BIN)/pytest -q -n 0 -m "numeric and not soak" $(NUMERIC)
+	@features=$$($(BIN)/python -c "import numpy; print(*numpy.show_config(mode='dicts')['SIMD Extensions'].get('found', []))"); \
+	for threads in 1 2; do \
+	  env $(OLDER_CPU) NPY_DISABLE_CPU_FEATURES="$$features" OMP_NUM_THREADS=$$threads MKL_NUM_THREADS=$$threads \
+	    OPENBLAS_NUM_THREADS=$$threads $(BIN)/pytest -q -n 2 -m "numeric and not soak" $(NUMERIC) || exit 1; \
+	done
 
 bench: setup ## benchmark feature extraction, perturbation, ingest, retrieval, scoring and serving
 	@$(BIN)/python -m benchmarks.extraction
