@@ -24,7 +24,7 @@ from urllib.request import urlopen
 import psutil
 import pytest
 import yaml
-from hypothesis import HealthCheck
+from hypothesis import HealthCheck, Phase
 from hypothesis import settings as hypothesis_settings
 
 from abstain.config.yaml_editor import parse_yaml, update_yaml
@@ -60,7 +60,15 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 hypothesis_settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # A property has all its examples in the other runs; here a few show that its arithmetic holds.
 hypothesis_settings.register_profile("older-cpu", hypothesis_settings.get_profile("untimed"), max_examples=10)
-hypothesis_settings.load_profile("older-cpu" if os.environ.get("ABSTAIN_TESTS_OLDER_CPU") else "untimed")
+# Whether an example fails is enough for `make mutants`, and must be the same each time.
+hypothesis_settings.register_profile(
+    "mutants",
+    hypothesis_settings.get_profile("untimed"),
+    derandomize=True,
+    database=None,
+    phases=[Phase.explicit, Phase.generate],
+)
+hypothesis_settings.load_profile(os.environ.get("ABSTAIN_TESTS_PROFILE", "untimed"))
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

@@ -42,7 +42,7 @@ def run_mutants(module: str, tests: str, marks: str) -> dict[str, int]:
     lines = [f"{key} = {json.dumps(value)}" for key, value in options.items()]
     own = (ROOT / "pyproject.toml").read_text()
     (folder / "pyproject.toml").write_text("\n".join([own, "[tool.mutmut]", *lines, ""]))
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "ABSTAIN_TESTS_PROFILE": "mutants"}
     with (folder / "log").open("wb") as log:
         for arguments in (["run", "--max-children", str(os.cpu_count())], ["export-cicd-stats"]):
             subprocess.run([MUTMUT, *arguments], cwd=folder, env=environment, stdout=log, stderr=log, check=True)

@@ -18,7 +18,7 @@ from abstain.config.settings import Settings
 from abstain.llm.engine.device import choose_dtype
 
 
-@pytest.mark.skipif("ABSTAIN_TESTS_OLDER_CPU" not in os.environ, reason="not in `make test-older-cpu`")
+@pytest.mark.skipif(os.environ.get("ABSTAIN_TESTS_PROFILE") != "older-cpu", reason="only in `make test-older-cpu`")
 def test_older_cpu_is_what_the_libraries_see() -> None:
     assert torch.backends.cpu.get_cpu_capability() == "DEFAULT"
     assert not np.show_config(mode="dicts")["SIMD Extensions"].get("found")
