@@ -251,6 +251,17 @@ def test_thinned_rows_are_an_even_sample() -> None:
     assert right[reviewed][kept].mean() == pytest.approx(0.7, abs=0.015)
 
 
+def test_rejection_sample_is_that_of_its_seed() -> None:
+    weight = np.linspace(0.1, 1, 100)
+    assert np.array_equal(rejection_sample(weight, 3), rejection_sample(weight, 3))
+    assert not np.array_equal(rejection_sample(weight, 3), rejection_sample(weight, 4))
+
+
+@pytest.mark.parametrize("method", FITTED)
+def test_fit_calibrator_accepts_ten_of_each_class(method: Method) -> None:
+    assert fit_calibrator(method, np.linspace(0, 1, 20), np.repeat([0, 1], 10)).method == method
+
+
 def biased(rows: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Confidences that say too little of liked answers, and the probabilities that they stand for."""
     liked = generator.random(rows) < 0.7
