@@ -45,7 +45,11 @@ def run_mutants(module: str, tests: str, marks: str) -> dict[str, int]:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "ABSTAIN_TESTS_PROFILE": "mutants"}
     with (folder / "log").open("wb") as log:
         for arguments in (["run", "--max-children", str(os.cpu_count())], ["export-cicd-stats"]):
-            subprocess.run([MUTMUT, *arguments], cwd=folder, env=environment, stdout=log, stderr=log, check=True)
+            done = subprocess.run(
+                [MUTMUT, *arguments], cwd=folder, env=environment, stdout=log, stderr=log, check=False
+            )
+            if done.returncode:
+                sys.exit(f"{module}: mutmut could not run, see {folder.relative_to(ROOT)}/log")
     return dict(json.loads((folder / "mutants" / "mutmut-cicd-stats.json").read_text()))
 
 
