@@ -716,3 +716,22 @@ def passed_when_worse(samples: int) -> None:
 if __name__ == "__main__":
     evaluation_set.RESAMPLING = BootstrapConfig(100, 3)
     passed_when_worse(int(sys.argv[1]))
+
+
+@pytest.mark.parametrize("target", [None, 0.1])
+def test_check_candidate_checks_have_their_codes(target: float | None) -> None:
+    decision = judged(measured=replace(MEASURED, target_error_rate=target))
+    codes = {
+        "error rate": "A402",
+        "precision": "A402",
+        "slice gold": "A402",
+        "same hold-out": "A403",
+        "better than champion v1.0.0": "A401",
+        "calibration": "A404",
+        "coverage": "A401",
+        "newest split": "A401",
+        "ONNX parity": "A405",
+        "latency": "A404",
+    }
+    found = {check.name: str(check.code) for check in decision.checks if check.name != "slice blue"}
+    assert found == {name: code for name, code in codes.items() if name != "error rate" or target}
