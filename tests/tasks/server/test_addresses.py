@@ -74,6 +74,13 @@ def test_pages_of_other_origins_may_read_nothing(client: TestClient, origin: str
     assert client.get("/api/health", headers={"Origin": origin}).headers.get("Access-Control-Allow-Origin") == allowed
 
 
+def test_make_server_environment_has_key_and_origins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path))
+    environment = make_server_environment(OWN, "http://localhost:4200")
+    assert environment["PREFECT_SERVER_API_AUTH_STRING"] == read_server_key()
+    assert environment["PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS"] == f"{OWN},http://localhost:4200"
+
+
 def test_the_key_is_the_owners_alone_and_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path))
     key = read_server_key()
