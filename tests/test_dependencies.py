@@ -4,71 +4,109 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
+import grimp
 import pytest
 import yaml
 
 from abstain.config.params import Params
-from tests.closure import SourceTree
-from tests.conftest import ROOT
+from tests.checkout import ROOT
 
+FACE = "abstain"
+"""The package itself hands names on to others; no code here asks it for one."""
 FROM_FACE = re.compile(r"^ *(from abstain import|import abstain\b(?!\.))", re.MULTILINE)
+BY_NAME = re.compile(r"\b(import_module|__import__|run_module|load_module|entry_points)\b")
 CONFIG = "src/abstain/config/"
 """The one package that is no dependency: DVC records the values that it reads."""
-TREE = SourceTree(ROOT, ROOT / "src")
 STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+
+
+@cache
+def read_graph() -> grimp.ImportGraph:
+    return grimp.build_graph("abstain", cache_dir=None)
+
+
+def find_closure(module: str) -> set[str]:
+    """Find the files that `python -m module` may run, wherever an import stands, and the data in their packages."""
+    graph, modules, waiting = read_graph(), set(), {module, f"{module}.__main__"} & read_graph().modules
+    while waiting:
+        name = waiting.pop()
+        modules.add(name)
+        imported = graph.find_modules_directly_imported_by(name) if name != FACE else set()
+        waiting |= ({name.rpartition(".")[0]} | imported) - modules - {""}
+    paths = {ROOT / "src" / name.replace(".", "/") for name in modules}
+    packages = {path for path in paths if path.is_dir()}
+    files = {path / "__init__.py" if path in packages else path.with_suffix(".py") for path in paths}
+    data = {file for path in packages for file in find_data(path)}
+    return {str(file.relative_to(ROOT)) for file in files | data}
+
+
+def find_data(package: Path) -> set[Path]:
+    """Find the files of a package that are no code, also in its folders that are no packages."""
+    folders = [path for path in package.iterdir() if path.is_dir() and not (path / "__init__.py").exists()]
+    files = [*package.iterdir(), *(file for folder in folders for file in folder.rglob("*"))]
+    return {file for file in files if file.is_file() and file.suffix not in (".py", ".pyc")}
 
 
 def covers(dependency: str, file: str) -> bool:
     return file == dependency or file.startswith(f"{dependency}/")
 
 
-def stale_after_an_edit_of(file: str) -> set[str]:
+def find_stale_stages(file: str) -> set[str]:
     return {name for name, stage in STAGES.items() if any(covers(dep, file) for dep in stage["deps"])}
 
 
-def files_under(*folders: str) -> list[str]:
+def list_files(*folders: str) -> list[str]:
     files = (file for folder in folders for file in (ROOT / folder).rglob("*") if "__pycache__" not in file.parts)
     return [str(file.relative_to(ROOT)) for file in files if file.is_file()]
 
 
-@pytest.mark.heavy
+def find_sources(*folders: str, pattern: re.Pattern[str]) -> list[str]:
+    files = [file for file in list_files(*folders) if file.endswith(".py")]
+    assert files
+    return [file for file in files if pattern.search((ROOT / file).read_text())]
+
+
 @pytest.mark.parametrize("stage", STAGES)
-def test_stage_closure_lies_inside_its_dependencies(stage: str) -> None:
-    needed = {file for file in TREE.closure(f"abstain.stages.{stage}") if not file.startswith(CONFIG)}
+def test_stage_dependencies_hold_its_closure(stage: str) -> None:
+    needed = {file for file in find_closure(f"abstain.stages.{stage}") if not file.startswith(CONFIG)}
     listed = STAGES[stage]["deps"]
     assert sorted(file for file in needed if not any(covers(dep, file) for dep in listed)) == []
 
 
-@pytest.mark.heavy
 @pytest.mark.parametrize("stage", STAGES)
-def test_stage_lists_no_source_that_it_does_not_use(stage: str) -> None:
-    used = TREE.closure(f"abstain.stages.{stage}")
+def test_stage_dependencies_are_all_used(stage: str) -> None:
+    used = find_closure(f"abstain.stages.{stage}")
     listed = [dep for dep in STAGES[stage]["deps"] if dep.startswith("src/")]
     assert [dep for dep in listed if not any(covers(dep, file) for file in used)] == []
 
 
-def test_code_imports_nothing_from_the_face_of_the_package() -> None:
+def test_code_imports_nothing_from_the_face() -> None:
     """The closure of a stage does not follow what `abstain/__init__.py` hands on."""
-    files = [file for file in files_under("src", "tasks", "flows") if file.endswith(".py")]
-    assert files and [file for file in files if re.search(FROM_FACE, (ROOT / file).read_text())] == []
+    assert find_sources("src", "tasks", "flows", pattern=FROM_FACE) == []
 
 
-def test_no_stage_depends_on_what_stands_beside_the_product() -> None:
+def test_library_imports_nothing_by_name() -> None:
+    """The closure of a stage does not see it."""
+    assert find_sources("src/abstain", pattern=BY_NAME) == ["src/abstain/__init__.py"]
+
+
+def test_stages_depend_on_no_benchmark_or_study() -> None:
     assert {
         dep for stage in STAGES.values() for dep in stage["deps"] if dep.startswith(("benchmarks", "studies"))
     } == set()
 
 
-def test_no_dependency_is_an_empty_file() -> None:
+def test_stages_depend_on_no_empty_file() -> None:
     listed = {dep for stage in STAGES.values() for dep in stage["deps"] if (ROOT / dep).is_file()}
     assert [dep for dep in sorted(listed) if (ROOT / dep).stat().st_size == 0] == []  # DVC warns about each, each time
 
 
-def test_config_imports_no_code_of_ours_but_types() -> None:
+def test_config_imports_only_types() -> None:
     modules = {path.stem for path in (ROOT / CONFIG).glob("*.py")} - {"__init__"}
-    used = {file for module in modules for file in TREE.closure(f"abstain.config.{module}")}
+    used = {file for module in modules for file in find_closure(f"abstain.config.{module}")}
     assert {file for file in used if not file.startswith(CONFIG)} == {
         "src/abstain/__init__.py",
         "src/abstain/core/__init__.py",
@@ -80,7 +118,7 @@ def test_config_imports_no_code_of_ours_but_types() -> None:
     }
 
 
-def test_config_gives_and_computes_no_parameter() -> None:
+def test_params_have_no_default_and_no_method_but_checks() -> None:
     """A parameter's value is what params.yaml says: no default, no method but checks that return what they were given."""
     sections = {field.annotation for field in Params.model_fields.values()} | {Params}
     with_default = [
@@ -101,100 +139,41 @@ def test_config_gives_and_computes_no_parameter() -> None:
         assert returned == {"return self"}, method.name
 
 
-@pytest.mark.parametrize("file", ["core/contracts.py", "stages/shared/artifacts.py"])
-def test_edit_of_shared_code_makes_all_stale(file: str) -> None:
-    assert stale_after_an_edit_of(f"src/abstain/{file}") == STAGES.keys()
-
-
-def test_edit_of_learning_makes_no_earlier_stage_stale() -> None:
-    files = files_under("src/abstain/learning")
-    assert len(files) > 20
-    assert not {stage for file in files for stage in stale_after_an_edit_of(file)} & {"validate", "dataset", "features"}
-
-
 @pytest.mark.parametrize("stage", STAGES)
-def test_stage_depends_on_folders_and_their_doors(stage: str) -> None:
+def test_stage_dependencies_are_few_folders(stage: str) -> None:
     code = [dep for dep in STAGES[stage]["deps"] if dep.startswith("src/")]
     assert all((ROOT / dep).is_dir() or dep.endswith("/__init__.py") for dep in code)
     assert len([dep for dep in code if (ROOT / dep).is_dir()]) <= 8
 
 
-def test_edit_of_document_parsing_makes_validate_stale() -> None:
-    assert stale_after_an_edit_of("src/abstain/knowledge/documents/reader.py") == {"validate"}
-    assert stale_after_an_edit_of("src/abstain/knowledge/documents/html_tables.py") == {"validate"}
-
-
-def test_edit_of_a_prompt_layout_makes_its_readers_stale() -> None:
-    readers = {"features", "nll_features", "export_onnx", "ablate", "evaluate"}
-    assert stale_after_an_edit_of("src/abstain/llm/engine/layouts/rag-chatml-v1.yaml") == readers
-
-
-def test_edit_outside_the_dag_makes_nothing_stale() -> None:
-    package = "config ingest release review sample serving study"
-    outside = files_under(
-        "src/abstain_cli", "flows", "tasks", "docs", *(f"src/abstain/{name}" for name in package.split())
-    )
-    assert len(outside) > 100
-    assert {file: stale for file in outside if (stale := stale_after_an_edit_of(file))} == {}
-    assert stale_after_an_edit_of("requirements.lock") == set()
-
-
-def test_edit_of_the_report_makes_only_report_stale() -> None:
-    files = files_under("src/abstain/reports")
-    assert "src/abstain/reports/page.html" in files
-    assert {file: stale_after_an_edit_of(file) for file in files} == {file: {"report"} for file in files}
-
-
-PACKAGE = {
-    "__init__.py": "",
-    "leaf.py": "",
-    "chain.py": "def run():\n    from app import leaf",
-    "words.yaml": "",
-    "pack/__init__.py": "import app.leaf",
-    "pack/part.py": "",
-    "pack/page.html": "",
-    "pack/rows/row.html": "",
-}
-PACK = {"pack/__init__.py", "leaf.py"}
+ENGINE_STAGES = {"features", "nll_features", "export_onnx", "ablate", "evaluate"}
 
 
 @pytest.mark.parametrize(
-    ("main", "expected"),
+    ("file", "stages"),
     [
-        ("import json, other.thing\nfrom pathlib import Path", set()),
-        ("import app.leaf", {"leaf.py"}),
-        ("from app import leaf as x", {"leaf.py"}),
-        ("from app.leaf import x", {"leaf.py"}),
-        ("from . import leaf", {"leaf.py"}),
-        ("from .leaf import x", {"leaf.py"}),
-        ("def run():\n    if True:\n        from app.leaf import x", {"leaf.py"}),
-        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import app.leaf", {"leaf.py"}),
-        ("import app.chain", {"chain.py", "leaf.py"}),
-        ("from app.pack import part", {*PACK, "pack/part.py"}),
-        ("import app.pack.part", {*PACK, "pack/part.py"}),
-        ("import importlib\nimportlib.import_module('app.leaf')", {"leaf.py"}),
-        ("from importlib import import_module\nimport_module('.pack', 'app')", PACK),
-        ("run = 'app.leaf:start'", {"leaf.py"}),
-        ("command = ['python', '-m', 'app.leaf']", {"leaf.py"}),
-        ("from pathlib import Path\nhere = Path(__file__).parent", {"words.yaml"}),
-        ("from importlib import resources\nresources.files(__package__)", {"words.yaml"}),
-        (
-            "from importlib.resources import files\nfiles('app.pack')",
-            {*PACK, "words.yaml", "pack/page.html", "pack/rows/row.html"},
-        ),
+        ("src/abstain/core/contracts.py", set(STAGES)),
+        ("src/abstain/stages/shared/artifacts.py", set(STAGES)),
+        ("src/abstain/knowledge/documents/reader.py", {"validate"}),
+        ("src/abstain/knowledge/documents/html_tables.py", {"validate"}),
+        ("src/abstain/llm/engine/layouts/rag-chatml-v1.yaml", ENGINE_STAGES),
+        ("src/abstain/reports/page.html", {"report"}),
+        ("requirements.lock", set()),
     ],
 )
-def test_closure_holds_what_a_module_may_run_or_read(tmp_path: Path, main: str, expected: set[str]) -> None:
-    for name, text in {**PACKAGE, "main.py": main}.items():
-        file = tmp_path / "src" / "app" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-    found = SourceTree(tmp_path, tmp_path / "src").closure("app.main")
-    assert found == {f"src/app/{name}" for name in ("__init__.py", "main.py", *expected)}
+def test_edit_makes_the_stages_that_read_it_stale(file: str, stages: set[str]) -> None:
+    assert (ROOT / file).is_file() and find_stale_stages(file) == stages
 
 
-@pytest.mark.parametrize("call", ["import_module(f'app.{x}')", "importlib.import_module(x)", "__import__(x)"])
-def test_closure_refuses_an_import_it_cannot_follow(tmp_path: Path, call: str) -> None:
-    (tmp_path / "main.py").write_text(call)
-    with pytest.raises(ValueError, match=r"main\.py:1: imports a name that is made at run time"):
-        SourceTree(tmp_path, tmp_path).closure("main")
+@pytest.mark.parametrize(
+    ("folder", "unaffected"),
+    [("src/abstain/learning", {"validate", "dataset", "features"}), ("src/abstain/reports", STAGES.keys() - {"report"})]
+    + [(folder, STAGES.keys()) for folder in ("src/abstain_cli", "flows", "tasks", "docs")]
+    + [
+        (f"src/abstain/{name}", STAGES.keys())
+        for name in ["config", "ingest", "release", "review", "sample", "serving"]
+    ],
+)
+def test_edit_leaves_other_stages_fresh(folder: str, unaffected: set[str]) -> None:
+    files = list_files(folder)
+    assert files and {file: stale for file in files if (stale := find_stale_stages(file) & unaffected)} == {}

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,11 @@ from abstain_tasks.server.automations import FLOWS
 from tests.checkout import ROOT, SHIPPED, is_as_shipped, tracked_files
 
 STAGE_FOLDER = ROOT / "src" / "abstain" / "stages"
+STAGES = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+DEPLOYMENTS = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
 
 # A pattern may not match its own source, which is scanned too.
-NOWHERE = {
+FORBIDDEN = {
     r"pickle\.loads?\b": "it runs what it reads",
     r"allow_pickl[e]": "it runs what it reads",
     r"torch\.load\((?![^)]*weights_only=True)": "it runs what it reads, but with weights_only=True",
@@ -30,50 +33,29 @@ NOWHERE = {
 ABSOLUTE = r"(?<![\w.~$}])/(home|work|root|tmp)/"
 
 
-def is_file(name: str) -> bool:
-    return not (ROOT / name).is_symlink()
+def find_lines(pattern: str, names: list[str]) -> list[str]:
+    lines = []
+    for name in names:
+        content = b"" if (ROOT / name).is_symlink() else (ROOT / name).read_bytes()
+        if b"\0" not in content:
+            text = enumerate(content.decode().split("\n"), 1)
+            lines += [f"{name}:{number}: {line.strip()[:100]}" for number, line in text if re.search(pattern, line)]
+    return lines
 
 
-def matches(pattern: str, names: list[str]) -> list[str]:
-    found = []
-    for name in filter(is_file, names):
-        content = (ROOT / name).read_bytes()
-        if b"\0" in content:
-            continue
-        for number, line in enumerate(content.decode().split("\n"), 1):
-            if re.search(pattern, line):
-                found.append(f"{name}:{number}: {line.strip()[:100]}")
-    return found
-
-
-def dvc_file() -> dict:
-    return yaml.safe_load((ROOT / "dvc.yaml").read_text())
-
-
-def stages() -> dict[str, dict]:
-    return dvc_file()["stages"]
-
-
-def params() -> dict[str, dict]:
-    return yaml.safe_load(SHIPPED["params.yaml"])
-
-
-def paths_of(entries: list) -> list[str]:
+def get_paths(entries: list) -> list[str]:
     """An entry is a path, or a path with options."""
     return [entry if isinstance(entry, str) else next(iter(entry)) for entry in entries]
 
 
-def test_class_name_stands_for_one_thing() -> None:
-    found: dict[str, list[str]] = {}
-    for name in tracked_files():
-        if name.startswith(("src/", "tasks/", "flows/")) and name.endswith(".py"):
-            for node in ast.parse((ROOT / name).read_text()).body:
-                if isinstance(node, ast.ClassDef):
-                    found.setdefault(node.name, []).append(name)
-    assert {name: where for name, where in found.items() if len(where) > 1} == {}
+def test_class_names_are_unique() -> None:
+    files = [name for name in tracked_files() if name.startswith(("src/", "tasks/", "flows/")) and name.endswith(".py")]
+    nodes = [node for file in files for node in ast.parse((ROOT / file).read_text()).body]
+    names = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
+    assert [name for name, count in names.items() if count > 1] == []
 
 
-def test_package_data_has_every_file_that_is_no_module() -> None:
+def test_package_data_holds_all_files_but_modules() -> None:
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["abstain"]
     package = ROOT / "src" / "abstain"
     installed = {path.relative_to(ROOT).as_posix() for pattern in declared for path in package.glob(pattern)}
@@ -81,79 +63,51 @@ def test_package_data_has_every_file_that_is_no_module() -> None:
     assert data == installed and all(any(package.glob(pattern)) for pattern in declared)
 
 
-def test_only_one_module_connects_to_file_systems() -> None:
-    sources = [name for name in tracked_files() if name.startswith(("src/", "tasks/")) and name.endswith(".py")]
-    assert {line.partition(":")[0] for line in matches(r"^\s*(import|from) (fsspec|s3fs)\b", sources)} == {
-        "src/abstain/core/filesystem.py"
-    }
-
-
-def test_the_top_level_is_what_a_reader_expects() -> None:
-    top = {name.partition("/")[0] for name in tracked_files()}
-    expected = "flows tasks src docs tests data.dvc dvc.yaml params.yaml prefect.yaml Dockerfile README.md LICENSE"
-    assert set(expected.split()) <= top
-
-
-@pytest.mark.parametrize("pattern", NOWHERE)
-def test_is_nowhere_in_the_repository(pattern: str) -> None:
+@pytest.mark.parametrize("pattern", FORBIDDEN)
+def test_repository_holds_no_forbidden_pattern(pattern: str) -> None:
     # What a dependency depends on is pinned by its name, whatever that is.
     pins = {"requirements.lock", "requirements-dev.lock", "benchmarks/polygraph/requirements.txt"}
-    names = [name for name in tracked_files() if name not in pins]
-    assert matches(pattern, names) == [], NOWHERE[pattern]
+    assert find_lines(pattern, [name for name in tracked_files() if name not in pins]) == [], FORBIDDEN[pattern]
 
 
-def test_the_patterns_find_what_they_are_for(tmp_path: Path) -> None:
-    bad = ["pickle" + ".load(file)", "torch" + ".load(file)", "import job" + "lib", "raise NotImplemented" + "Error"]
-    for line in [*bad, "# TO" + "DO", "# FIX" + "ME: x", "np.load(file, allow_" + "pickle=True)"]:
-        assert any(re.search(pattern, line) for pattern in NOWHERE), line
-    assert not any(re.search(pattern, "torch" + ".load(file, weights_only=True)") for pattern in NOWHERE)
-    assert re.search(ABSOLUTE, '"/ho' + 'me/ann/data"')
-    assert not re.search(ABSOLUTE, "https://example.org/home/page")
-
-
-def test_no_machine_is_named_by_an_absolute_path() -> None:
+def test_repository_names_no_machine_by_a_path() -> None:
     # An image has its own folders, a test says what a bad one is, and a project of one's own has its places.
     elsewhere = {"Dockerfile", "compose.yaml", *SHIPPED}
     names = [name for name in tracked_files() if not name.startswith("tests/") and name not in elsewhere]
-    assert matches(ABSOLUTE, list(SHIPPED)) == [] or not is_as_shipped()
-    assert matches(ABSOLUTE, names) == []
+    assert find_lines(ABSOLUTE, list(SHIPPED)) == [] or not is_as_shipped()
+    assert find_lines(ABSOLUTE, names) == []
 
 
-def test_every_stage_is_a_module_and_every_module_a_stage() -> None:
-    modules = {file.parent.name for file in STAGE_FOLDER.glob("*/__main__.py")}
-    assert modules == stages().keys()
-    for name, stage in stages().items():
-        assert stage["cmd"] == f"python -m abstain.stages.{name}"
-
-
-def test_every_dependency_is_tracked_or_made_by_a_stage() -> None:
-    made = {
-        path for stage in stages().values() for kind in ("outs", "metrics") for path in paths_of(stage.get(kind, []))
+def test_stages_are_the_modules_with_a_main() -> None:
+    assert {file.parent.name for file in STAGE_FOLDER.glob("*/__main__.py")} == STAGES.keys()
+    assert {name: stage["cmd"] for name, stage in STAGES.items()} == {
+        name: f"python -m abstain.stages.{name}" for name in STAGES
     }
-    names = tracked_files()
-    for name, stage in stages().items():
-        for path in stage["deps"]:
-            known = (
-                path in made or path.startswith("data/") or any(f == path or f.startswith(f"{path}/") for f in names)
-            )
-            assert known, f"{name}: {path}"
 
 
-def test_a_stage_reads_only_parameters_that_it_depends_on() -> None:
-    for name, stage in stages().items():
-        declared = stage["params"]
-        for read in re.findall(
-            r"\bparams\.(\w+(?:\.\w+)?)", "".join(file.read_text() for file in (STAGE_FOLDER / name).glob("*.py"))
-        ):
-            assert read in declared or read.partition(".")[0] in declared, f"{name} reads {read}"
+def test_stage_dependencies_are_tracked_or_made() -> None:
+    made = {
+        path for stage in STAGES.values() for kind in ("outs", "metrics") for path in get_paths(stage.get(kind, []))
+    }
+    folders = {str(folder) for name in tracked_files() for folder in (Path(name), *Path(name).parents)}
+    dependencies = {path for stage in STAGES.values() for path in stage["deps"] if not path.startswith("data/")}
+    assert dependencies - made - folders == set()
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_stage_reads_only_declared_params(name: str) -> None:
+    declared = STAGES[name]["params"]
+    code = "".join(file.read_text() for file in (STAGE_FOLDER / name).glob("*.py"))
+    read = set(re.findall(r"\bparams\.(\w+(?:\.\w+)?)", code))
+    assert {key for key in read if key not in declared and key.partition(".")[0] not in declared} == set()
 
 
 @pytest.mark.heavy
 def test_every_parameter_has_a_reader() -> None:
-    named = [name for stage in stages().values() for name in stage["params"]]
-    for name in named:
-        section, _, key = name.partition(".")
-        assert section in params() and (not key or key in params()[section]), name
+    params = yaml.safe_load(SHIPPED["params.yaml"])
+    keys = {f"{section}.{key}" for section in params for key in params[section]}
+    declared = {name for stage in STAGES.values() for name in stage["params"]}
+    assert declared <= keys | params.keys()
     outside = {  # of the DAG
         "promotion": ("src/abstain/release/*.py",),
         "privacy": ("src/abstain/ingest/privacy/*.py",),
@@ -161,84 +115,56 @@ def test_every_parameter_has_a_reader() -> None:
         "retention": ("tasks/data/retention/*.py",),
         "monitoring": ("src/abstain/monitoring/*.py", "flows/*.py", "tasks/**/*.py"),
     }
-    for section, keys in params().items():
-        readers = "".join(file.read_text() for pattern in outside.get(section, ()) for file in ROOT.glob(pattern))
-        for key in keys:
-            read = section in outside and re.search(rf"\.{key}\b", readers)
-            assert section in named or f"{section}.{key}" in named or read, f"{section}.{key}"
-
-
-def soaked(file: Path) -> tuple[set[str], set[str], set[str]]:
-    """The tests of a file that CI runs, those that only `make soak` runs, and the twins that these name."""
-    tree = ast.parse(file.read_text())
-    module = [
-        node.value
-        for node in tree.body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
-    ]
-    tests = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
-    in_ci, in_soak, twins = set(), set(), set()
-    for test in tests:
-        marks = [
-            node for value in (*module, *test.decorator_list) for node in ast.walk(value) if isinstance(node, ast.Call)
-        ]
-        named = [
-            ast.literal_eval(mark.keywords[0].value) for mark in marks if ast.unparse(mark.func) == "pytest.mark.soak"
-        ]
-        (in_soak if named else in_ci).add(test.name)
-        twins |= set(named)
-    return in_ci, in_soak, twins
+    code = {
+        section: "".join(file.read_text() for pattern in patterns for file in ROOT.glob(pattern))
+        for section, patterns in outside.items()
+    }
+    for section, _, key in (name.partition(".") for name in keys - declared):
+        assert section in declared or re.search(rf"\.{key}\b", code.get(section, "")), f"{section}.{key}"
 
 
 @pytest.mark.heavy
-def test_every_soak_test_has_a_short_twin_in_ci() -> None:
-    found = [soaked(file) for file in (ROOT / "tests").rglob("test_*.py")]
-    in_ci, in_soak, twins = (set().union(*parts) for parts in zip(*found, strict=True))
-    assert in_soak and twins
-    assert twins <= in_ci
+def test_soak_tests_name_a_short_twin_in_ci() -> None:
+    in_ci, twins = set(), set()
+    for text in (file.read_text() for file in (ROOT / "tests").rglob("test_*.py")):
+        named = re.findall(r'mark\.soak\((?:twin=)?"(?:[^"]*::)?(\w+)"\)', text)
+        assert len(named) == len(re.findall(r"mark\.soak\b", text))
+        twins |= set(named)
+        module_mark = re.search(r"^pytestmark = .*?\n\n", text, re.MULTILINE | re.DOTALL)
+        if not (module_mark and "soak" in module_mark[0]):
+            decorated = re.findall(r"^((?:@.*\n)*)def (test_\w+)", text, re.MULTILINE)
+            in_ci |= {name for marks, name in decorated if "soak" not in marks}
+    assert twins and twins <= in_ci
 
 
-def test_the_image_copies_what_is_there() -> None:
+def test_image_copies_what_is_there() -> None:
     copies = re.findall(r"^COPY (.+)$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
-    ours = [copy for copy in copies if "--from=" not in copy]
-    assert ours
-    for copy in ours:
-        *sources, _target = [word for word in copy.split() if not word.startswith("--")]
-        for source in sources:
-            assert (ROOT / source).exists(), copy
+    words = [[word for word in copy.split() if not word.startswith("--")] for copy in copies if "--from=" not in copy]
+    sources = [source for *sources, _target in words for source in sources]
+    assert sources and all((ROOT / source).exists() for source in sources)
 
 
 @pytest.mark.parametrize(
     "name", ["README.md", "CONTRIBUTING.md", *(str(file.relative_to(ROOT)) for file in (ROOT / "docs").rglob("*.md"))]
 )
-def test_what_the_documents_point_to_is_there(name: str) -> None:
+def test_documents_point_to_what_is_there(name: str) -> None:
     text = (ROOT / name).read_text()
     links = [link for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) if "://" not in link]
-    for link in links:
-        assert ((ROOT / name).parent / link).exists(), link
-    for path in re.findall(r"`((?:src|flows|tasks|tests|docs)/[\w./-]+)`", text):
-        assert (ROOT / path).exists(), path
+    assert [link for link in links if not ((ROOT / name).parent / link).exists()] == []
+    paths = re.findall(r"`((?:src|flows|tasks|tests|docs)/[\w./-]+)`", text)
+    assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
-def test_every_flow_with_a_schedule_is_watched() -> None:
-    deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
-    scheduled = {one["entrypoint"].partition(":")[2] for one in deployments if one.get("schedules")}
+def test_flows_with_a_schedule_are_watched() -> None:
+    scheduled = {one["entrypoint"].partition(":")[2] for one in DEPLOYMENTS if one.get("schedules")}
     assert set(FLOWS) == scheduled, "a failed or lost run of it would be noticed by nobody"
 
 
 @pytest.mark.heavy
-def test_every_deployment_is_a_flow_that_imports(tmp_path: Path) -> None:
-    deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
-    entrypoints = [deployment["entrypoint"] for deployment in deployments]
-    assert entrypoints
+def test_deployments_are_flows_that_import(tmp_path: Path) -> None:
     # In a process of its own: Prefect makes a folder where it is imported, and is slow to.
     load = "import sys; from prefect.flows import load_flow_from_entrypoint as load; [load(e) for e in sys.argv[1:]]"
-    done = subprocess.run(
-        [sys.executable, "-c", load, *entrypoints],
-        cwd=ROOT,
-        env=os.environ | {"PREFECT_HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    entrypoints = [deployment["entrypoint"] for deployment in DEPLOYMENTS]
+    environment = os.environ | {"PREFECT_HOME": str(tmp_path)}
+    assert entrypoints
+    subprocess.run([sys.executable, "-c", load, *entrypoints], cwd=ROOT, env=environment, check=True)

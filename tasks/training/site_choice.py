@@ -12,7 +12,7 @@ from abstain.config.params import load_params
 from abstain.config.yaml_model import read_yaml
 from abstain.core import paths
 from abstain.core.formatting import format_with_interval
-from abstain.core.result_record import Auroc, ResultRecord
+from abstain.learning.evaluation.records import SiteChoice
 from abstain_tasks.runs.git_commit import commit, push
 from abstain_tasks.runs.progress import notify_observers
 from abstain_tasks.runs.run_params import edit_params
@@ -21,22 +21,6 @@ from abstain_tasks.runs.workspace import Workspace
 from abstain_tasks.training.pipeline import report_progress
 
 STEP = "choose_layer"
-
-
-class CandidateSite(Auroc):
-    """A compared site, with its AUROC out of fold."""
-
-    layer: int
-    site: str
-
-
-class SiteChoice(ResultRecord):
-    """The choice that `abstain.stages.choose_site` writes."""
-
-    layer: int
-    site: str
-    reviewed: int
-    sites: list[CandidateSite]
 
 
 def should_choose_site(workspace: Workspace, file: Path | None = None) -> bool:

@@ -534,6 +534,25 @@ def test_check_candidate_unchecked_guarantee_counts_as_none() -> None:
     assert guarantee.message.startswith("not checked yet") and (guarantee.value, guarantee.limit) == (12, 20)
 
 
+@pytest.mark.parametrize("target", [None, 0.1])
+def test_check_candidate_checks_have_their_codes(target: float | None) -> None:
+    decision = check_set(candidate=replace(MEASURED, target_error_rate=target))
+    codes = {
+        "error rate": "A402",
+        "precision": "A402",
+        "slice gold": "A402",
+        "same hold-out": "A403",
+        "better than champion v1.0.0": "A401",
+        "calibration": "A404",
+        "coverage": "A401",
+        "newest split": "A401",
+        "ONNX parity": "A405",
+        "latency": "A404",
+    }
+    found = {check.name: str(check.code) for check in decision.checks if check.name != "slice blue"}
+    assert found == {name: code for name, code in codes.items() if name != "error rate" or target}
+
+
 def print_passed_when_worse(samples: int) -> None:
     """Print how often a worse candidate replaces a tainted champion: a row for each correlation and loss."""
     for correlation in (0.9, 0.99, 0.999):

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.release.registry import (
     Registry,
@@ -207,3 +208,26 @@ def test_parse_registry_damaged_names_field_and_remedy(text: str, location: str)
     message = str(error.value)
     assert location in message and "\n" not in message
     assert message.endswith("`git checkout HEAD -- registry.json`")
+
+
+def test_find_rollback_target_is_the_highest_below_or_the_latest_event() -> None:
+    made = roll_back(make_registry("v1.0.0", "v1.1.0", "v1.2.0"), "v1.0.0").promote(make_event("v1.3.0"))
+    assert made.find_rollback_target(None).version == "v1.1.0"
+    assert made.find_rollback_target("v1.0.0").action == "rollback"
+
+
+def test_require_production_without_usable_version_raises() -> None:
+    made = make_registry("v1.0.0")
+    assert made.require_production() == made.production
+    for unusable in (Registry(), made.model_copy(update={"blocked": {"v1.0.0": "by hand"}})):
+        with pytest.raises(AbstainError) as error:
+            unusable.require_production()
+        assert error.value.code == Code.NO_VERSION
+    for without_taint in (Registry(), made):
+        with pytest.raises(AbstainError) as error:
+            without_taint.require_taint()
+        assert error.value.code == Code.NO_VERSION
+
+
+def test_get_next_version_skips_all_tagged_ones() -> None:
+    assert get_next_version(["v1.4.2"], ["probe@v1.5.0", "probe@v1.6.0"]) == "v1.7.0"

@@ -18,10 +18,10 @@ from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.result_record import Auroc, ResultRecord
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.state_table import StateTable
 from abstain.learning.evaluation.ablation import compute_out_of_fold_aurocs
+from abstain.learning.evaluation.records import SiteAuroc, SiteChoice
 from abstain.learning.evaluation.scorer_choice import choose_cheapest_of_best
 from abstain.learning.metrics.bootstrap import RESAMPLING, make_interval_columns
 from abstain.llm.engine.loading import find_model, read_layer_count
@@ -30,23 +30,6 @@ from abstain.llm.signals.compute_features import compute_missing
 from abstain.llm.signals.feature_plan import list_candidate_sites, plan_site_choice
 from abstain.llm.signals.registry import build_scorers
 from abstain.stages.shared import artifacts
-
-
-class SiteAuroc(Auroc):
-    """AUROC of a probe on the states of a site, out of fold."""
-
-    layer: int
-    site: str
-
-
-class SiteChoice(ResultRecord):
-    """The chosen site, the number of training `rows` and of `reviewed` ones, and the compared `sites`."""
-
-    layer: int
-    site: str
-    rows: int
-    reviewed: int
-    sites: list[SiteAuroc]
 
 
 def choose_site(params: Params) -> SiteChoice:

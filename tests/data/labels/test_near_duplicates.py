@@ -6,7 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abstain.core.contracts import Interaction
-from abstain.data.labels.near_duplicates import MIN_LONG_TEXT_WORDS, find_near_duplicates, mask_names_and_numbers
+from abstain.data.labels.near_duplicates import (
+    MIN_LONG_TEXT_WORDS,
+    MIN_QUESTION_WORDS,
+    find_near_duplicates,
+    mask_names_and_numbers,
+)
 from tests.data.builders import ASKED, interaction
 
 SENTENCE = (
@@ -98,3 +103,32 @@ def test_find_near_duplicates_later_batches_keep_numbers() -> None:
     first = [interaction(f"i-{n}", answer=text) for n, text in enumerate(ends)]
     before = numbers("answer_duplicate", first)
     assert numbers("answer_duplicate", first, [interaction("i-9", answer=between)])[:2] == before
+
+
+def test_find_near_duplicates_joins_the_most_similar_text() -> None:
+    words = (SENTENCE + " unless you have agreed with us on another date in writing").split()
+    tail = ["however", "some", "old", "cards", "need", "more", "of", "it"]
+    first, second, third = (" ".join([*words[: len(words) - n], *tail[len(tail) - n :]]) for n in (0, 7, 5))
+    assert answer_twins(first, third)[1] == 0, "it is similar to both"
+    assert answer_twins(first, second, third) == [0, 1, 1]
+
+
+@pytest.mark.parametrize("at_least", [MIN_QUESTION_WORDS, MIN_LONG_TEXT_WORDS])
+def test_find_near_duplicates_counts_words_but_no_masks(at_least: int) -> None:
+    column = "question_duplicate" if at_least == MIN_QUESTION_WORDS else "answer_duplicate"
+    enough = SENTENCE.split()[:at_least]
+    texts = [" ".join(enough), " ".join([*enough[:-1], "5"])]
+    rows = [interaction(f"i-{n}", **{column.removesuffix("_duplicate"): text}) for n, text in enumerate(texts)]
+    assert numbers(column, rows) == [0, None]
+    assert find_near_duplicates([rows]).index.equals(pd.Index(["i-0", "i-1"], dtype="str", name="interaction_id"))
+
+
+def test_find_near_duplicates_compares_texts_from_twenty_words_on() -> None:
+    words = SENTENCE.split()[:MIN_LONG_TEXT_WORDS]
+    assert answer_twins(" ".join(words), " ".join([*words[:-1], "shortly"])) == [0, 0]
+
+
+def test_find_near_duplicates_masks_the_product_in_answers() -> None:
+    cards = ("gold card", "silver card")
+    rows = [interaction(f"i-{n}", answer=" ".join([card] * 15), product=card) for n, card in enumerate(cards)]
+    assert numbers("answer_duplicate", rows) == [None, None]

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abstain.config.params import SplitParams
+from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.data.store.splits import (
     MIN_SAMPLED,
@@ -211,3 +212,16 @@ def test_select_reviewed_holdout_by_position() -> None:
         {"source": ["review", "thumb", "review", "review"], "split": ["holdout", "holdout", "train", "holdout"]}
     )
     assert select_reviewed_holdout(frame, ["a", "b", "c", "d"]) == ["a", "d"]
+
+
+def test_compute_holdout_digest_hashes_sorted_utf8_json() -> None:
+    """The digests of former promotions are stored, so they may not change."""
+    text = '[["b", false], ["ä", true]]'
+    assert compute_holdout_digest(["ä", "b"], [True, False]) == hashlib.sha256(text.encode()).hexdigest()
+
+
+@pytest.mark.parametrize("correct", [[], [True, True]])
+def test_check_splits_too_few_labels_raises_code(correct: list[bool]) -> None:
+    with pytest.raises(AbstainError) as error:
+        check_splits(["train"] * len(correct), correct)
+    assert error.value.code == Code.TOO_FEW_LABELS

@@ -234,3 +234,14 @@ def test_rejection_sample_undoes_uneven_sampling() -> None:
     kept = rejection_sample(row_weights(inclusion[reviewed]), 1)
     assert right[reviewed].mean() == pytest.approx(0.342, abs=0.01)
     assert right[reviewed][kept].mean() == pytest.approx(0.7, abs=0.015)
+
+
+def test_rejection_sample_is_that_of_its_seed() -> None:
+    weight = np.linspace(0.1, 1, 100)
+    assert np.array_equal(rejection_sample(weight, 3), rejection_sample(weight, 3))
+    assert not np.array_equal(rejection_sample(weight, 3), rejection_sample(weight, 4))
+
+
+@pytest.mark.parametrize("method", FITTED)
+def test_fit_calibrator_accepts_ten_of_each_class(method: Method) -> None:
+    assert fit_calibrator(method, np.linspace(0, 1, 20), np.repeat([0, 1], 10)).method == method

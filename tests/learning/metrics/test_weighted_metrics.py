@@ -294,3 +294,26 @@ def test_metrics_weights_undo_uneven_sampling() -> None:
         whole, naive = EVERY[name](correct, confidence), EVERY[name](correct[drawn], confidence[drawn])
         assert EVERY[name](correct[drawn], confidence[drawn], weight) == pytest.approx(whole, abs=0.02), name
         assert name == "brier" or abs(naive - whole) > 0.03, name
+
+
+def test_curves_count_a_row_as_often_as_it_weighs() -> None:
+    generator = np.random.default_rng(0)
+    correct, confidence = generator.integers(0, 2, 60), generator.integers(0, 11, 60) / 10
+    times = generator.integers(1, 4, (2, 60))
+    repeated = [np.repeat(column, times[0]) for column in (correct, confidence)]
+    names = ("confidence", "accuracy", "share")
+    bins, expected = (
+        reliability(correct, confidence, times[0].astype(float), n_bins=4),
+        reliability(*repeated, n_bins=4),
+    )
+    assert [[part[name] for name in names] for part in bins] == [
+        pytest.approx([part[name] for name in names]) for part in expected
+    ]
+    shown, risk = risk_coverage(correct, confidence, times[0].astype(float))
+    assert (np.diff(shown, prepend=0) * risk).sum() == pytest.approx(aurc(correct, confidence, times[0]))
+    assert weighted_mean(correct, times) == pytest.approx([np.average(correct, weights=row) for row in times])
+
+
+def test_reliability_certain_answers_are_in_the_last_bin() -> None:
+    bins = reliability(np.array([0, 1, 1]), np.array([0.85, 0.95, 1.0]))
+    assert [part["rows"] for part in bins] == [1, 2]

@@ -78,3 +78,35 @@ def test_intraclass_correlation_pools_tables_by_pairs() -> None:
     assert estimate_intraclass_correlation(apart)[0][0] == 0
     assert estimate_intraclass_correlation(together, apart)[0][0] == pytest.approx(0)
     assert estimate_intraclass_correlation(together, together, apart)[0][0] == pytest.approx(1 / 3)
+
+
+def test_intraclass_correlation_adds_the_jackknife_error() -> None:
+    """Of four pairs two agree and two do not: leaving one out moves the estimate of 0 by a third, up or down."""
+    (estimate, _), (above, _) = estimate_intraclass_correlation(
+        make_totals([1, 1, 0, 0, 1, 0, 1, 0], [0, 0, 1, 1, 2, 2, 3, 3])
+    )
+    assert estimate == pytest.approx(0) and above == pytest.approx(np.sqrt(3 / 4 * 4 / 9))
+
+
+@pytest.mark.parametrize(("correct", "bound"), [([1, 1, 0, 0, 0, 0], 1), ([1, 0, 1, 0, 1, 0], 0)])
+def test_intraclass_correlation_is_clipped_to_a_share(correct: list[int], bound: int) -> None:
+    estimate, above = estimate_intraclass_correlation(make_totals(correct, [0, 0, 1, 1, 2, 2]))
+    assert estimate[0] == above[0] == pytest.approx(bound)
+
+
+@pytest.mark.parametrize("metric", ["precision", "error_rate"])
+def test_design_effect_of_a_threshold_ignores_the_others(metric: str) -> None:
+    rows = np.random.default_rng(0)
+    confidence, correct = rows.random(60), (rows.random(60) < 0.7).astype(int)
+    weight, groups = rows.integers(1, 5, 60).astype(float), np.arange(60) // 4
+
+    def compute(thresholds: list[float], scale: float = 1) -> np.ndarray:
+        table = compute_group_totals(confidence, correct, weight * scale, groups, np.array(thresholds), metric)
+        icc = estimate_intraclass_correlation(table)[1]
+        return np.stack([table.incorrect_share, icc, table.compute_effective_size(icc)])
+
+    assert compute([0.2, 0.6]) == pytest.approx(np.hstack([compute([0.2]), compute([0.6])]))
+    assert compute([0.2, 0.6], scale=0.001) == pytest.approx(compute([0.2, 0.6]))
+    counted = weight * ((confidence >= 0.6) | (metric == "error_rate"))
+    expected = np.average((confidence >= 0.6) & (correct == 0), weights=counted)
+    assert compute([0.6])[0] == pytest.approx(expected)

@@ -34,6 +34,13 @@ def test_server_environment_deletes_old_runs(tmp_path: Path, monkeypatch: pytest
     assert vacuum.retention_period == timedelta(days=90)
 
 
+def test_make_server_environment_has_key_and_origins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path))
+    environment = make_server_environment(OWN, "http://localhost:4200")
+    assert environment["PREFECT_SERVER_API_AUTH_STRING"] == read_server_key()
+    assert environment["PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS"] == f"{OWN},http://localhost:4200"
+
+
 def test_read_server_key_is_private_and_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path))
     key = read_server_key()

