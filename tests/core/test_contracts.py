@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from abstain.core.contracts import ImportedInteraction, Interaction, Review, Thumb, get_document_id
-from tests.data import builders
-from tests.data.builders import CHUNK, DOCUMENT, feedback, review
+from tests import factories
+from tests.factories import CHUNK, DOCUMENT, feedback, review
 
 AT = "2026-09-01T12:00:00Z"
 VALID: dict[type[BaseModel], dict[str, Any]] = {
     type(row): {name: value for name, value in json.loads(row.to_json_line()).items() if value is not None}
-    for row in (builders.interaction(contexts=builders.cited("fees#2")), feedback(days=0), review(), DOCUMENT, CHUNK)
+    for row in (factories.interaction(contexts=factories.cited("fees#2")), feedback(days=0), review(), DOCUMENT, CHUNK)
 }
 CONTRACTS = list(VALID)
 texts = st.text(min_size=1).filter(lambda text: text.strip())

@@ -20,7 +20,7 @@ from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.privacy.policy import Privacy
 from abstain.ingest.quarantine import Quarantine
 from abstain.ingest.sources.files import FileSource
-from tests.data.builders import NOW, PARAMS, row
+from tests.factories import NOW, PARAMS, row
 
 CEILING = 1_000_000_000
 """Bytes of memory for the whole process, of which Python with its packages takes a third."""

@@ -19,7 +19,7 @@ from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.quarantine import Quarantine
 from abstain.ingest.report import IngestReport
 from abstain.ingest.sources.files import make_explicit_sources
-from tests.data.builders import NOW, PARAMS, accept_all, alone, bytes_of, interaction, row, thumb, verdict, write_lines
+from tests.factories import NOW, PARAMS, accept_all, alone, bytes_of, interaction, row, thumb, verdict, write_lines
 
 LENIENT = PARAMS.model_copy(update={"max_failed_fraction": 1.0})
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from abstain.core.contracts import ImportedInteraction, Review, Row, Thumb
 from abstain.ingest.parsing import ParsedRow, parse_line, parse_object, read_document, reparse
-from tests.data.builders import alone, feedback, interaction, markdown, review, row, thumb, verdict
+from tests.factories import alone, feedback, interaction, markdown, review, row, thumb, verdict
 
 HEAD = '<title>A</title><meta name="doc_id" content="a"><meta name="updated_at" content="2026-08-01T00:00:00Z">'
 

@@ -18,7 +18,7 @@ from abstain.ingest.quarantine import (
     compute_row_digest,
     require_unblocked,
 )
-from tests.data.builders import alone, row, thumb, verdict
+from tests.factories import alone, row, thumb, verdict
 
 
 def make_row(raw: bytes) -> ParsedRow:

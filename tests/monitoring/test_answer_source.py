@@ -12,8 +12,8 @@ from abstain.data.decision_log.database import LogDatabase
 from abstain.llm.features.extraction import FeatureSource
 from abstain.monitoring.answer_source import LoggedAnswers
 from tests.checkout import shipped_params
-from tests.data.builders import interaction
 from tests.data.decision_log.builders import url_of
+from tests.factories import interaction
 from tests.llm.builders import save_tiny_model
 
 pytestmark = pytest.mark.heavy

@@ -15,8 +15,8 @@ from abstain.data.store.dataset import DataStore
 from abstain.monitoring.reviewed_decisions import batch_reviews_by_day, join_reviews, select_countable_shown
 from abstain.monitoring.traffic import NO_VERSION, Traffic, read_traffic
 from tests.checkout import shipped_params
-from tests.data.builders import cited, interaction, review
 from tests.data.decision_log.builders import decision, open_log, record, url_of
+from tests.factories import cited, interaction, review
 from tests.monitoring.builders import GateAnswer, write_data
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)

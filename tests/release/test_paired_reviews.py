@@ -11,7 +11,7 @@ from abstain.data.store.dataframes import INTERACTION_DTYPES, REVIEW_DTYPES, THU
 from abstain.release.evaluation_set import CANDIDATE
 from abstain.release.paired_reviews import hash_reviews, join_paired_reviews, make_evaluation_set
 from tests.checkout import shipped_params
-from tests.data.builders import later
+from tests.factories import later
 
 Reviews = list[tuple[str, bool, float | None]]
 """Answer, whether it is correct, and inclusion probability."""

@@ -210,7 +210,7 @@ def test_parse_registry_damaged_names_field_and_remedy(text: str, location: str)
     assert message.endswith("`git checkout HEAD -- registry.json`")
 
 
-def test_find_rollback_target_is_the_highest_below_or_the_latest_event() -> None:
+def test_find_rollback_target_is_highest_below_or_latest_event() -> None:
     made = roll_back(make_registry("v1.0.0", "v1.1.0", "v1.2.0"), "v1.0.0").promote(make_event("v1.3.0"))
     assert made.find_rollback_target(None).version == "v1.1.0"
     assert made.find_rollback_target("v1.0.0").action == "rollback"

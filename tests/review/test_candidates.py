@@ -9,7 +9,7 @@ from abstain.data.store.dataset import REVIEW_QUEUE_PREFIX, DataStore
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.sources.files import make_explicit_sources
 from abstain.review.candidates import read_candidates, stream_interactions
-from tests.data.builders import ASKED, NOW, PARAMS, accept_all, alone, later, row, thumb, verdict, write_lines
+from tests.factories import ASKED, NOW, PARAMS, accept_all, alone, later, row, thumb, verdict, write_lines
 
 
 def take(data: Path, *rows: dict, name: str = "history.jsonl") -> DataStore:

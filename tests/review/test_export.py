@@ -22,8 +22,8 @@ from abstain.review.import_reviews import parse_reviews
 from abstain.review.sampling import ReviewDesign, draw_sample
 from abstain.review.workbook import to_bytes
 from tests.checkout import shipped_params
-from tests.data.builders import PARAMS, accept_all, later, row, thumb, verdict
 from tests.data.decision_log.builders import open_log, url_of
+from tests.factories import PARAMS, accept_all, later, row, thumb, verdict
 from tests.review.builders import SEAL_KEY, cells_of, fill, rows_of
 from tests.review.test_candidates import take
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from abstain.core.contracts import Review
 from abstain.review.import_reviews import ParsedReviews, parse_reviews
 from abstain.review.workbook import REVIEWER_COLUMNS, make_reviewer_cells, make_sampled_cells, make_workbook, read_rows
-from tests.data.builders import interaction
-from tests.data.builders import review as make_review
+from tests.factories import interaction
+from tests.factories import review as make_review
 from tests.review.builders import SEAL_KEY
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from abstain.data.store.dataset import DataStore
 from abstain.review import question_drift as module
 from abstain.review.question_drift import compute_nearest_distances, measure_question_drift
-from tests.data.builders import row
+from tests.factories import row
 from tests.review.test_candidates import take
 
 

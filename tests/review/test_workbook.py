@@ -30,7 +30,7 @@ from abstain.review.workbook import (
     read_workbook,
     to_bytes,
 )
-from tests.data.builders import interaction, review
+from tests.factories import interaction, review
 from tests.review.builders import SEAL_KEY, cells_of, fill, rows_of, write_file
 
 CONTEXTS = (Context(chunk_id="cards-gold#1", text="Fees\n\nThe fee is 90 euros."), Context(chunk_id="x#2", text="-1"))

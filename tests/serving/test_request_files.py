@@ -9,7 +9,7 @@ import pytest
 
 from abstain.core.errors import AbstainError
 from abstain.serving.request_files import make_interaction_from_texts, read_interactions
-from tests.data.builders import row, thumb
+from tests.factories import row, thumb
 
 CONTEXTS = [{"chunk_id": "fees#1", "text": "There is no fee."}]
 

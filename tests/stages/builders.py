@@ -19,7 +19,7 @@ from abstain.data.store.splits import hash_to_unit_interval
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.sources.files import make_explicit_sources
 from tests.checkout import SHIPPED
-from tests.data.builders import NOW, later, row, thumb, verdict, write_lines
+from tests.factories import NOW, later, row, thumb, verdict, write_lines
 from tests.llm.builders import WINDOW
 
 GROUPS, OF_A_GROUP = 64, 5

@@ -18,7 +18,7 @@ from abstain.stages.features import __main__ as features
 from abstain.stages.report import __main__ as report
 from abstain.stages.shared import artifacts
 from abstain_tasks.training.fan_out.stage import FANNED_OUT
-from tests.data.builders import bytes_of
+from tests.factories import bytes_of
 from tests.stages.conftest import PLOTS, STAGES, Finished, run_stages, use_home
 
 pytestmark = pytest.mark.slow

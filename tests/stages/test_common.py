@@ -19,7 +19,7 @@ from abstain.stages.shared.ideal_answers import read_ideal_answers, read_rouge
 from abstain.stages.shared.states import load_labelled_states, read_base_model
 from abstain.stages.train_probe import __main__ as train_probe
 from tests.checkout import SHIPPED, shipped_params
-from tests.data.builders import NOW, PARAMS, accept_all, alone, row, verdict, write_lines
+from tests.factories import NOW, PARAMS, accept_all, alone, row, verdict, write_lines
 
 D = 6
 

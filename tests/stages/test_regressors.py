@@ -17,7 +17,7 @@ from abstain.llm.signals.counterfactuals import COUNTERFACTUALS
 from abstain.stages.nll_features import __main__ as nll_features
 from abstain.stages.shared import artifacts
 from abstain.stages.train_regressors import __main__ as train_regressors
-from tests.data.builders import bytes_of
+from tests.factories import bytes_of
 from tests.tolerance import assert_near
 
 pytestmark = pytest.mark.slow

@@ -18,7 +18,7 @@ from abstain.stages.shared import artifacts
 from abstain.stages.shared.states import load_labelled_states
 from abstain.stages.train_probe import __main__ as train_probe
 from abstain.stages.tune_threshold import __main__ as tune_threshold
-from tests.data.builders import bytes_of
+from tests.factories import bytes_of
 from tests.stages.conftest import Finished, run_stages, write_labels
 from tests.tolerance import tolerance
 

@@ -18,7 +18,7 @@ from abstain.stages.dataset import __main__ as dataset
 from abstain.stages.validate import __main__ as validate
 from tests.checkout import shipped_params
 from tests.conftest import read_json
-from tests.data.builders import NOW, row, thumb, verdict, write_lines
+from tests.factories import NOW, row, thumb, verdict, write_lines
 
 pytestmark = pytest.mark.slow
 

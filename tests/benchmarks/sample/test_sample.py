@@ -20,7 +20,7 @@ from benchmarks.sample.questions import build_questions, source_digest
 from benchmarks.sample.write import AnsweredQuestion, read_answered_questions, write_sample
 from tests.checkout import shipped_params
 from tests.conftest import MODELS
-from tests.data.builders import bytes_of
+from tests.factories import bytes_of
 
 pytestmark = pytest.mark.soak(twin="test_sample_command_writes_recorded_data")
 

@@ -11,7 +11,7 @@ from abstain.core.errors import AbstainError
 from abstain.data.decision_log.decisions import LoggedDecision
 from abstain.data.decision_log.log import DecisionLog
 from abstain.data.decision_log.monitoring_windows import CheckedGuarantee, WindowStatistics
-from tests.data.builders import interaction
+from tests.factories import interaction
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
 KEY = b"of the digests"

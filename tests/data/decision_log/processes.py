@@ -16,8 +16,8 @@ from itertools import count
 from abstain.core.contracts import Thumb
 from abstain.data.decision_log import queries
 from tests.conftest import ROOT
-from tests.data.builders import feedback
 from tests.data.decision_log.builders import decision, open_log
+from tests.factories import feedback
 
 
 def kill_writers(url: str, names: list[str], seed: int) -> list[str]:

@@ -16,8 +16,8 @@ from abstain.data.decision_log.erasure import UserRows, erase_user, find_user_ro
 from abstain.data.decision_log.log import DecisionLog
 from abstain.data.decision_log.schema import DECISIONS
 from abstain.data.store.record_keys import make_interaction_identity
-from tests.data.builders import feedback, interaction, review
 from tests.data.decision_log.builders import AT, bytes_in, decision, get_outcome, open_log, record, url_of
+from tests.factories import feedback, interaction, review
 
 NAMES = ("a", "b", "c", "f-1", "f-2", "f-3", "call", "d")
 

@@ -13,8 +13,8 @@ from abstain.data.decision_log.erasure import purge_expired_texts
 from abstain.data.decision_log.expiry import count_expired, delete_expired
 from abstain.data.decision_log.log import DecisionLog
 from abstain.data.decision_log.schema import DECISIONS, FEEDBACK
-from tests.data.builders import review
 from tests.data.decision_log.builders import AT, decision, open_log, record, url_of
+from tests.factories import review
 
 LATER = AT + timedelta(days=3650)
 

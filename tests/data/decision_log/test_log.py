@@ -24,7 +24,6 @@ from abstain.data.decision_log.calls import RegisteredCall
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.decisions import SamplingRates, make_decision_row
 from abstain.data.decision_log.log import DecisionLog, LogQueueFull
-from tests.data.builders import feedback, interaction, review
 from tests.data.decision_log.builders import (
     AT,
     KEY,
@@ -36,6 +35,7 @@ from tests.data.decision_log.builders import (
     record,
     url_of,
 )
+from tests.factories import feedback, interaction, review
 
 pytestmark = pytest.mark.heavy
 

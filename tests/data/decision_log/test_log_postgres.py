@@ -16,9 +16,9 @@ from abstain.data.decision_log.erasure import find_user_rows
 from abstain.data.decision_log.log import DecisionLog
 from abstain.data.decision_log.queue import SampledAnswer, count_progress, fill_queue, hold_next_open
 from abstain.ingest.sources.decision_log import DecisionLogSource
-from tests.data.builders import feedback, interaction, review
 from tests.data.decision_log.builders import AT, decision, get_outcome, open_log, record
 from tests.data.decision_log.processes import assert_acknowledged_rows, kill_writers
+from tests.factories import feedback, interaction, review
 from tests.postgres import database, start_postgres
 
 pytestmark = pytest.mark.slow

@@ -24,8 +24,8 @@ from abstain.data.decision_log.queue import (
 )
 from abstain.data.store.record_keys import make_interaction_identity
 from abstain.ingest.sources.decision_log import DecisionLogSource
-from tests.data.builders import interaction, review
 from tests.data.decision_log.builders import bytes_in, decision, get_outcome, record, url_of
+from tests.factories import interaction, review
 
 
 def put(log: DecisionLog, *keys: str, probability: float = 1 / 3, moved: tuple[Review, ...] = ()) -> int:

@@ -16,8 +16,8 @@ from abstain.data.labels.answer_labels import (
     select_countable_thumbs,
     select_latest_reviews,
 )
-from tests.data.builders import feedback, review
 from tests.data.frames import LABELS, reviews, thumbs
+from tests.factories import feedback, review
 
 
 def tally(*rows: Thumb) -> list[tuple[int, int, bool]]:

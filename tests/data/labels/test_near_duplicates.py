@@ -12,7 +12,7 @@ from abstain.data.labels.near_duplicates import (
     find_near_duplicates,
     mask_names_and_numbers,
 )
-from tests.data.builders import ASKED, interaction
+from tests.factories import ASKED, interaction
 
 SENTENCE = (
     "you can cancel the contract at any time in the app or by letter and the fee for the current month is then "
@@ -123,7 +123,7 @@ def test_find_near_duplicates_counts_words_but_no_masks(at_least: int) -> None:
     assert find_near_duplicates([rows]).index.equals(pd.Index(["i-0", "i-1"], dtype="str", name="interaction_id"))
 
 
-def test_find_near_duplicates_compares_texts_from_twenty_words_on() -> None:
+def test_find_near_duplicates_needs_twenty_words() -> None:
     words = SENTENCE.split()[:MIN_LONG_TEXT_WORDS]
     assert answer_twins(" ".join(words), " ".join([*words[:-1], "shortly"])) == [0, 0]
 

@@ -16,8 +16,8 @@ from abstain.data.store.splits import compute_holdout_digest, hash_to_unit_inter
 from abstain.sample.files import HISTORY
 from benchmarks.sample.handbook import build_handbook
 from benchmarks.sample.write import read_answered_questions
-from tests.data.builders import ASKED, feedback, interaction, later, review
 from tests.data.frames import BY_GROUP, BY_TIME, FROZEN, LABELS, interactions, reviews, thumbs
+from tests.factories import ASKED, feedback, interaction, later, review
 
 Tables = tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]
 

@@ -15,7 +15,7 @@ from abstain.data.store.dataset import DataStore, StagedBatch, explain_invalid_f
 from abstain.data.store.key_index import KeyIndex
 from abstain.data.store.record_keys import StoredRow, make_record
 from abstain.knowledge.documents.reader import parse_document, read_documents
-from tests.data.builders import bytes_of, feedback, interaction, markdown, review
+from tests.factories import bytes_of, feedback, interaction, markdown, review
 
 FIRST = (interaction("b"), interaction("a", answer="two\u2028lines, naïve"), feedback("b", comment="so-so"))
 SECOND = (review("a", inclusion_probability=0.25), feedback("a"))
@@ -184,7 +184,7 @@ def test_read_documents_html_is_unchanged(tmp_path: Path) -> None:
     )
     add_batch(tmp_path / "data", FIRST, {"documents/fees.html": page})
     (document,) = read_documents(DataStore(tmp_path / "data").list_document_files())
-    assert isinstance(document, Document) and document == parse_document(page, "fees.html", "html")
+    assert isinstance(document, Document) and document == parse_document(page, "fees.html")
 
 
 def test_read_lines_skips_blank_lines(tmp_path: Path) -> None:

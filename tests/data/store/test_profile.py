@@ -15,7 +15,7 @@ from abstain.data.store.profile import (
     get_length_bin,
 )
 from abstain.data.store.record_keys import Record, make_record
-from tests.data.builders import interaction
+from tests.factories import interaction
 
 COUNTS = st.dictionaries(st.sampled_from(MEASURES), st.dictionaries(st.sampled_from("abc"), st.integers(1, 9)))
 PROFILES = st.builds(Profile, rows=st.integers(0, 99), counts=COUNTS)

@@ -223,5 +223,5 @@ def test_compute_holdout_digest_hashes_sorted_utf8_json() -> None:
 @pytest.mark.parametrize("correct", [[], [True, True]])
 def test_check_splits_too_few_labels_raises_code(correct: list[bool]) -> None:
     with pytest.raises(AbstainError) as error:
-        check_splits(["train"] * len(correct), correct)
+        check_splits(pd.DataFrame({"split": ["train"] * len(correct), "correct": correct}), "group")
     assert error.value.code == Code.TOO_FEW_LABELS

@@ -12,7 +12,7 @@ from abstain.data.store.key_index import KeyIndex
 from abstain.data.store.record_keys import make_record
 from abstain.data.validation.checks import TABLES, ExistingData, ValidatedRows, build_suites, format_short_percent
 from abstain.data.validation.columns import build_tables
-from tests.data.builders import ASKED, CHUNK, DOCUMENT, NOW, PARAMS, cited, feedback, interaction, review
+from tests.factories import ASKED, CHUNK, DOCUMENT, NOW, PARAMS, cited, feedback, interaction, review
 
 
 def rows(*interactions: object, **other: tuple) -> ValidatedRows:

@@ -11,7 +11,7 @@ from abstain.data.labels.contradictions import Contradiction, Contradictions
 from abstain.data.validation.quality import compute_text_digest, compute_text_digests, validate_training
 from abstain.data.validation.results import SplitLabels, ValidationResult
 from tests.checkout import shipped_params
-from tests.data.builders import interaction
+from tests.factories import interaction
 
 QUALITY = shipped_params().quality
 SPLITS = ("train", "validation", "holdout", "newest")

@@ -22,7 +22,7 @@ from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.quarantine import Quarantine, QuarantinedRow, require_unblocked
 from abstain.ingest.report import IngestReport
 from abstain.ingest.sources.files import make_explicit_sources
-from tests.data.builders import (
+from tests.factories import (
     CHUNK,
     DOCUMENT,
     NOW,

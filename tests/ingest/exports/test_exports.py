@@ -23,7 +23,7 @@ from abstain.ingest.sources import Source, SourceReader
 from abstain.ingest.sources.config import load_sources
 from abstain.ingest.sources.export import ExportSource, make_explicit_export
 from tests.checkout import ROOT
-from tests.data.builders import PARAMS, accept_all, write_lines
+from tests.factories import PARAMS, accept_all, write_lines
 
 FIXTURES = Path(__file__).parent / "fixtures"
 SCORED_AT = "2026-10-05T10:00:00Z"

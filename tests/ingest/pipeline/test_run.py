@@ -25,7 +25,7 @@ from abstain.ingest.report import IngestReport, count_reasons
 from abstain.ingest.sources.files import FileSource, make_explicit_sources
 from abstain.ingest.sources.quarantine_source import QuarantineSource
 from abstain.knowledge.documents.reader import read_documents
-from tests.data.builders import (
+from tests.factories import (
     NOW,
     PARAMS,
     accept_all,

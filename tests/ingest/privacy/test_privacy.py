@@ -23,7 +23,7 @@ from abstain.ingest.quarantine import Quarantine
 from abstain.ingest.sources.files import FileSource, make_explicit_sources
 from abstain.reports.data_reports.ingest import ingest_report
 from abstain.sample.files import HISTORY, INCOMING
-from tests.data import builders as rows
+from tests import factories as rows
 from tests.ingest.privacy import builders
 from tests.ingest.privacy.builders import params
 

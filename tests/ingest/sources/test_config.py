@@ -11,7 +11,7 @@ from abstain.ingest.sources.files import ExplicitFiles, FileSource
 from abstain.ingest.sources.sql import SqlSource, TableConfig
 from tests.checkout import TEMPLATE
 from tests.conftest import ROOT
-from tests.data.builders import row, write_lines
+from tests.factories import row, write_lines
 from tests.ingest.sources.databases import new_database, run
 
 FULL = """

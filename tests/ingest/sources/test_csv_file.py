@@ -12,7 +12,7 @@ from abstain.ingest.parsing import ParsedRow, make_reason, parse_line, reparse
 from abstain.ingest.sources import csv_file
 from abstain.ingest.sources.csv_file import read_csv
 from abstain.ingest.sources.lines import split_lines, to_utf8
-from tests.data.builders import feedback
+from tests.factories import feedback
 from tests.ingest.test_parsing import interactions, review_rows, thumb_rows
 
 THUMBS = "interaction_id,given_at,thumb,user,comment"

@@ -27,8 +27,8 @@ from abstain.ingest.sources import SourceReader
 from abstain.ingest.sources.config import load_sources
 from abstain.ingest.sources.decision_log import DecisionLogSource
 from tests.checkout import ROOT
-from tests.data.builders import NOW, PARAMS, accept_all, feedback, interaction, review
 from tests.data.decision_log.builders import AT, bytes_in, decision, open_log, url_of
+from tests.factories import NOW, PARAMS, accept_all, feedback, interaction, review
 
 Open = Callable[..., DecisionLog]
 NONE = {"withheld_sampling_rate": 0.0, "shown_sampling_rate": 0.0}

@@ -25,7 +25,7 @@ from abstain.core.errors import AbstainError
 from abstain.ingest.parsing import ParsedRow
 from abstain.ingest.sources import SourceReader, SourceState, files
 from abstain.ingest.sources.files import ExplicitFiles, FileSource, make_explicit_sources
-from tests.data.builders import markdown, row, thumb, verdict, write_lines
+from tests.factories import markdown, row, thumb, verdict, write_lines
 from tests.ports import free_port
 
 THUMBS = "interaction_id,given_at,thumb\ni-1,2026-09-02T12:00:00Z,up\n"

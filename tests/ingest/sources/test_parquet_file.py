@@ -18,7 +18,7 @@ from abstain.core.errors import AbstainError
 from abstain.ingest.parsing import ParsedRow, parse_line, reparse
 from abstain.ingest.sources import parquet_file
 from abstain.ingest.sources.parquet_file import read_parquet
-from tests.data.builders import ASKED, feedback, interaction, later
+from tests.factories import ASKED, feedback, interaction, later
 from tests.ingest.test_parsing import interactions, review_rows, thumb_rows
 
 OWN = {

@@ -11,7 +11,7 @@ from abstain.core.errors import AbstainError
 from abstain.ingest.parsing import reparse
 from abstain.ingest.sources.sql import TableConfig, TablesConfig
 from abstain.ingest.sources.sql_database import Database, parse_url
-from tests.data.builders import feedback, interaction, review
+from tests.factories import feedback, interaction, review
 from tests.ingest.sources.databases import THUMBS, add_thumb, lines, new_database, read, run, source
 
 DAY = "2026-09-{:02}T12:00:00Z"

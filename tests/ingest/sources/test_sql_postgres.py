@@ -18,7 +18,7 @@ from abstain.ingest.sources import sql_database
 from abstain.ingest.sources.config import load_sources
 from abstain.ingest.sources.sql import TableConfig, TablesConfig
 from tests.conftest import ROOT
-from tests.data.builders import feedback, interaction, review
+from tests.factories import feedback, interaction, review
 from tests.ingest.sources.databases import lines, read, source
 from tests.postgres import database, start_postgres
 

@@ -30,8 +30,8 @@ from abstain.serving.service.gate_service import GateService
 from abstain.serving.service.keys import ApiKeys
 from abstain.serving.service.version_follower import VersionFollower, VersionInfo
 from abstain.serving.status_page.page import add_page
-from tests.data.builders import cited, interaction
 from tests.data.decision_log.builders import decision, open_log, url_of
+from tests.factories import cited, interaction
 from tests.learning.thresholds.builders import make_guarantee, make_missing_guarantee
 from tests.serving.builders import FUSION, release
 

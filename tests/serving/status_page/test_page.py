@@ -27,8 +27,8 @@ from abstain.serving.service.gate_service import GateService
 from abstain.serving.service.keys import ApiKeys, create_key
 from abstain.serving.service.version_follower import VersionInfo
 from abstain.serving.status_page.status_data import ReviewStatistics
-from tests.data.builders import cited, interaction
 from tests.data.decision_log.builders import decision, make_window_statistics, url_of
+from tests.factories import cited, interaction
 from tests.serving.status_page.builders import (
     GUARANTEE,
     SINCE,

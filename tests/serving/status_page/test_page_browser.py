@@ -15,8 +15,8 @@ from abstain.ingest.sources.decision_log import DecisionLogSource
 from abstain.serving.service.gate_service import GateService
 from abstain.serving.service.keys import ApiKeys, create_key
 from tests.browser import headless
-from tests.data.builders import cited
 from tests.data.decision_log.builders import decision, url_of
+from tests.factories import cited
 from tests.serving.status_page.builders import (
     listening,
     make_server,

@@ -38,7 +38,8 @@ from abstain_tasks.runs.git_commit import commit, push
 from abstain_tasks.runs.workspace import BRANCH, Workspace, open_workspace
 from abstain_tasks.server import reports
 from tests.conftest import Project
-from tests.data.builders import (
+from tests.data.decision_log.builders import decision, open_log
+from tests.factories import (
     NOW,
     PARAMS,
     accept_all,
@@ -50,7 +51,6 @@ from tests.data.builders import (
     verdict,
     write_lines,
 )
-from tests.data.decision_log.builders import decision, open_log
 from tests.review.builders import write_file
 from tests.tasks.conftest import DAY, Candidates, Plain, read_approval
 

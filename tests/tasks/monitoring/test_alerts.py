@@ -12,7 +12,7 @@ import pytest
 
 from abstain_tasks.server.addresses import post
 from tests.conftest import Project, Up, processes_of
-from tests.data.builders import row, write_lines
+from tests.factories import row, write_lines
 from tests.tasks.receiver import Receiver
 from tests.tasks.server.test_server import wait_until
 

@@ -29,9 +29,9 @@ from abstain_tasks.release.version_source import OriginShadowSource
 from abstain_tasks.runs.git_commit import commit
 from abstain_tasks.runs.run_params import edit_params
 from abstain_tasks.runs.workspace import BRANCH
-from tests.data.builders import cited, interaction
-from tests.data.builders import review as make_review
 from tests.data.decision_log.builders import decision, open_log
+from tests.factories import cited, interaction
+from tests.factories import review as make_review
 from tests.release.builders import make_confidences
 from tests.tasks.conftest import Candidates, Plain
 

@@ -1,4 +1,4 @@
-"""Valid rows to break one thing in, and a validator that finds nothing for tests of other things."""
+"""Contract rows, documents and files with one thing to change; a validator that finds nothing."""
 
 from __future__ import annotations
 
