@@ -44,7 +44,11 @@ class DemoResult:
 
 
 def run_demo() -> DemoResult:
-    """Ingest the sample's newest week, retrain, promote, and score with the version then in production."""
+    """Ingest the sample's newest week, retrain, promote, and score with the version then in production.
+
+    Returns:
+        The results.
+    """
     with prepare_base_model():
         report = ingest([str(INCOMING)])
     rows = _read_valid_rows(INCOMING)

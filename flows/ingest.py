@@ -39,6 +39,9 @@ def ingest(files: list[str] | None = None, mapping: str | None = None) -> Ingest
         files: JSON Lines, CSV, Parquet, Markdown, HTML, or folders or URLs of them; exports of another tool with
             `mapping`.
         mapping: File that explains the exports.
+
+    Returns:
+        The report.
     """
     selected: Sequence[Source] = ()
     if mapping is not None:
@@ -64,6 +67,9 @@ def retry(name: str) -> IngestReport:
 
     Args:
         name: Id of the file, or its beginning.
+
+    Returns:
+        The report.
     """
     with open_workspace() as workspace:
         quarantine = Quarantine(workspace.path / paths.DATA)

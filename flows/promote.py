@@ -18,6 +18,9 @@ def promote(new_holdout: str | None = None, accept_erasure: str | None = None) -
         new_holdout: Reason for a changed hold-out.
         accept_erasure: Recorded reason why it may be worse than a champion that was trained on erased rows.
 
+    Returns:
+        The result.
+
     Raises:
         AbstainError: The candidate is not up to date.
     """

@@ -22,6 +22,9 @@ def retention(apply: bool = False) -> list[ExpiredItems]:
 
     Args:
         apply: Whether to delete it.
+
+    Returns:
+        The expired items.
     """
     log = get_run_logger()
     with register_observer(lambda _, message: log.info(message)):

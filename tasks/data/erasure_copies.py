@@ -26,7 +26,11 @@ _TAG = re.compile(r"<[^>]*>")
 
 
 def record_export(file: Path) -> None:
-    """Record a review file of this home, so that `find_copies` finds it."""
+    """Record a review file of this home, so that `find_copies` finds it.
+
+    Args:
+        file: The review file.
+    """
     exports = {*(str(export) for export in _read_exports() if export.exists()), str(file.resolve())}
     write_atomically(_get_export_list(), "".join(f"{name}\n" for name in sorted(exports)).encode())
 

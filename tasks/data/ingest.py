@@ -38,6 +38,9 @@ def ingest_sources(
         remember: Whether the sources continue from where the last run stopped.
         limited: Whether a batch with too large a share of rejected rows is rejected as a whole.
 
+    Returns:
+        The report.
+
     Raises:
         BatchRejected: The batch was rejected as a whole; its invalid rows are in quarantine.
     """

@@ -19,6 +19,10 @@ def emit_ingest_events(workspace: Workspace, report: IngestReport) -> None:
 
     The second event is about `abstain.reviews.VERSION.N`. N is the number of full portions of
     `monitoring.retrain_after_reviews` reviews, so that an automation can distinguish portions.
+
+    Args:
+        workspace: The workspace.
+        report: The report of the ingest.
     """
     rows = sum(report.contracts.values())
     if not rows:
@@ -35,6 +39,9 @@ def count_new_reviews(workspace: Workspace) -> tuple[str, int]:
 
     A version's data is what data.dvc recorded at its tag. Reviews that arrived while it was trained and checked are
     new.
+
+    Args:
+        workspace: The workspace.
 
     Returns:
         The version in production ("none" without one), and the number of reviews.

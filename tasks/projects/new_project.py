@@ -105,6 +105,9 @@ def _drop_missing(values: dict[str, Any]) -> dict[str, Any]:
 def start_project(choices: Choices) -> bool:
     """Replace the sample's state by that of a new project, in one commit of this clone that is pushed to the origin.
 
+    Args:
+        choices: The answers.
+
     Returns:
         Whether the project was started; False if it was started before.
 

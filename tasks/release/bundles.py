@@ -75,6 +75,9 @@ def fetch_bundle(repository: Path, event: RegistryEvent) -> Path:
         repository: Repository with the version's tag.
         event: The version and its digests.
 
+    Returns:
+        The folder of the bundle.
+
     Raises:
         AbstainError: The files that DVC gives are not those that were promoted; the store stays as it is.
     """
@@ -88,6 +91,9 @@ def fetch_shadow(repository: Path, shadow: Shadow) -> Path:
     Args:
         repository: Repository with the shadow's tag.
         shadow: The shadow.
+
+    Returns:
+        The folder of the bundle.
     """
     return _fetch(repository, shadow, get_bundle_folder(shadow.tag), paths.SHADOW, shadow.tag, "`abstain shadow clear`")
 
@@ -139,6 +145,10 @@ def _is_promoted(bundle: Path, event: BundleReference) -> bool:
 def smoke_test(bundle: Path, event: BundleReference) -> None:
     """Score the bundle's own answers and compare with the confidences at its promotion.
 
+    Args:
+        bundle: The folder of the bundle.
+        event: The version.
+
     Raises:
         AbstainError: The confidences or the version differ.
     """
@@ -156,6 +166,10 @@ def smoke_test(bundle: Path, event: BundleReference) -> None:
 
 def build_bundle(root: Path, record: PromotionRecord) -> RegistryEvent:
     """Write the bundle of the approved candidate to `release/` and smoke-test it.
+
+    Args:
+        root: The folder of the workspace.
+        record: The promotion record.
 
     Returns:
         The event for the registry.
@@ -188,6 +202,13 @@ def build_shadow(root: Path, production_version: str) -> Shadow:
     """Write the bundle of the candidate in `artifacts/` to `shadow/` and smoke-test it.
 
     It has the files that decide, but no report, because a report shows answers.
+
+    Args:
+        root: The folder of the workspace.
+        production_version: The version in production.
+
+    Returns:
+        The shadow.
     """
     candidate, bundle = compute_sha256(root / paths.ONNX), root / paths.SHADOW
     onnx = _write_scorer(root, bundle, {"version": make_shadow_name(candidate)})

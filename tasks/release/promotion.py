@@ -65,6 +65,9 @@ class PromotionResult:
 def require_candidate(workspace: Workspace) -> None:
     """Check out the candidate that `dvc.lock` records.
 
+    Args:
+        workspace: The workspace.
+
     Raises:
         AbstainError: There is no candidate, or it is out of date.
     """
@@ -242,6 +245,13 @@ def _push_record(workspace: Workspace, base_commit: str | None) -> None:
 def keep_tainted(workspace: Workspace, reason: str) -> Registry:
     """Record why a version that was trained on erased rows stays in production.
 
+    Args:
+        workspace: The workspace.
+        reason: The reason.
+
+    Returns:
+        The new registry.
+
     Raises:
         AbstainError: No tainted version is in production.
     """
@@ -261,6 +271,9 @@ def roll_back(workspace: Workspace, version: str | None, reason: str) -> Registr
         workspace: The workspace.
         version: The wanted version; None selects the highest unblocked one below production.
         reason: The recorded reason.
+
+    Returns:
+        The new registry.
     """
     registry = load_registry(workspace.path / paths.REGISTRY)
     target = registry.find_rollback_target(version)

@@ -65,6 +65,9 @@ def check_candidate_in_workspace(
         holdout_accepted: Whether this hold-out was accepted earlier. Unlike a reason given now, this ignores no
             champion.
 
+    Returns:
+        The promotion decision.
+
     Raises:
         AbstainError: The champion cannot be scored and no reason was given.
     """
@@ -224,6 +227,11 @@ class ChampionScores:
 
 def score_champion(workspace: Workspace, event: RegistryEvent, ids: Iterable[str]) -> ChampionScores:
     """Score answers with the champion, through its own layer and base model.
+
+    Args:
+        workspace: The workspace.
+        event: The champion.
+        ids: Interaction ids.
 
     Returns:
         Confidences, probabilities and threshold.

@@ -35,6 +35,10 @@ def write_promotion_params(workspace: Workspace, event: RegistryEvent) -> bool:
     is judged by it. The time is after every stored row, so that no row moves. Neither value changes the result of its
     stage for the promoted version. If a stage was stale anyway, its entry stays as it is: the next retrain runs it.
 
+    Args:
+        workspace: The workspace.
+        event: The promotion.
+
     Returns:
         Whether a value was written.
     """
@@ -59,6 +63,9 @@ def refill_holdout(workspace: Workspace) -> None:
 
     The retrain's push takes the commit along. No comparison has chosen a version by these answers. That a promoted
     version was not much worse on them as its newest split makes it no worse a champion.
+
+    Args:
+        workspace: The workspace.
 
     Raises:
         AbstainError: Nothing was frozen, or too few of these answers were reviewed to judge a version by.
@@ -95,6 +102,10 @@ def write_rollback_params(workspace: Workspace, event: RegistryEvent) -> None:
     """Write the kind of the scorer in production again, so that the next retrain chooses by it; the caller commits.
 
     A rollback is an emergency, so a params.yaml that this release cannot read does not stop it.
+
+    Args:
+        workspace: The workspace.
+        event: The rollback.
     """
     with suppress(AbstainError):
         edit_params(workspace, {"serve": {"current_kind": event.kind}})

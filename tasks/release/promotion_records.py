@@ -32,13 +32,21 @@ DECISION_KEYS = ("champion", "limits", "erasure")
 
 
 def write_record(file: Path, record: DecisionRecord) -> None:
-    """Write a record with its seal."""
+    """Write a record with its seal.
+
+    Args:
+        file: The file to write.
+        record: The record.
+    """
     content = record.to_dict()
     write_json(file, {**content, "seal": _seal(content)})
 
 
 def read_records(folder: Path) -> list[PromotionRecord | ShadowRecord]:
     """Read all records.
+
+    Args:
+        folder: The folder of the records.
 
     Returns:
         The records, oldest first.
@@ -64,6 +72,10 @@ def read_records(folder: Path) -> list[PromotionRecord | ShadowRecord]:
 
 def read_verified_records(workspace: Workspace, registry: Registry) -> list[PromotionRecord | ShadowRecord]:
     """Read all records and require those that git knows of.
+
+    Args:
+        workspace: The workspace.
+        registry: The current registry.
 
     Returns:
         The records, oldest first.
@@ -209,7 +221,15 @@ def hash_stage_inputs(lock_file: Path) -> str | None:
 
 
 def format_decision_table(decision: PromotionDecision, registry: Registry) -> str:
-    """Format the promotion checks as Markdown, with notices of a missing guarantee and of a tainted champion."""
+    """Format the promotion checks as Markdown, with notices of a missing guarantee and of a tainted champion.
+
+    Args:
+        decision: The decision.
+        registry: The current registry.
+
+    Returns:
+        The Markdown.
+    """
     results = {True: "passed", False: bold("failed"), None: "not judged"}
     rows = [
         {"code": c.code, "check": c.name, "result": results[c.passed], "reason": c.message} for c in decision.checks

@@ -35,7 +35,14 @@ POINTER = ("shadow.dvc", paths.SHADOW_POINTER)
 
 
 def list_shadow_pairs(shadow: Shadow) -> list[PairedDecision]:
-    """List the logged decisions about answers that both the shadow and its version in production decided about."""
+    """List the logged decisions about answers that both the shadow and its version in production decided about.
+
+    Args:
+        shadow: The shadow.
+
+    Returns:
+        The paired decisions.
+    """
     log = LogDatabase.open_existing(get_decision_log_url(load_settings()))
     if log is None:
         return []
@@ -45,6 +52,10 @@ def list_shadow_pairs(shadow: Shadow) -> list[PairedDecision]:
 
 def read_shadow(repository: Path, revision: str) -> Shadow | None:
     """Read the shadow from a repository.
+
+    Args:
+        repository: The repository.
+        revision: The revision to read.
 
     Returns:
         The shadow; None if there is none.
@@ -58,6 +69,12 @@ def read_shadow(repository: Path, revision: str) -> Shadow | None:
 
 def set_shadow(workspace: Workspace) -> Shadow:
     """Make the candidate in `artifacts/` the shadow, in place of another one, and push it.
+
+    Args:
+        workspace: The workspace.
+
+    Returns:
+        The shadow.
 
     Raises:
         AbstainError: Nothing is in production, or the candidate is what is in production.
@@ -87,6 +104,9 @@ def _get_production_event(workspace: Workspace) -> RegistryEvent:
 def clear_shadow(workspace: Workspace) -> bool:
     """Remove the shadow and push.
 
+    Args:
+        workspace: The workspace.
+
     Returns:
         Whether there was one.
     """
@@ -99,6 +119,9 @@ def clear_shadow(workspace: Workspace) -> bool:
 
 def remove_shadow(workspace: Workspace) -> bool:
     """Remove the shadow with the next commit.
+
+    Args:
+        workspace: The workspace.
 
     Returns:
         Whether there was one.
@@ -127,6 +150,12 @@ def review_shadow(workspace: Workspace) -> ShadowReview:
 
     It counts as one of the comparisons on the hold-out: the record has their number and the alpha that they spent. If
     nothing was reviewed since the last comparison, that record is returned.
+
+    Args:
+        workspace: The workspace.
+
+    Returns:
+        The comparison.
 
     Raises:
         AbstainError: The version in production has no shadow, too few of its answers are reviewed, or no further

@@ -29,6 +29,11 @@ def register_observer(observer: Observer) -> Iterator[None]:
 
 
 def notify_observers(step: str, message: str) -> None:
-    """Notify every observer."""
+    """Notify every observer.
+
+    Args:
+        step: Name of the step.
+        message: Its message.
+    """
     for observer in tuple(_observers):
         observer(step, message)

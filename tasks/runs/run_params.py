@@ -79,7 +79,12 @@ def commit_params(workspace: Workspace, file: Path) -> str:
 
 
 def restore_params(workspace: Workspace, base_commit: str) -> None:
-    """Restore the content of params.yaml at a commit; the caller commits it."""
+    """Restore the content of params.yaml at a commit; the caller commits it.
+
+    Args:
+        workspace: The workspace.
+        base_commit: The commit.
+    """
     workspace.git("checkout", "-q", base_commit, "--", str(paths.PARAMS))
 
 

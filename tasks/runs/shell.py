@@ -48,7 +48,14 @@ REFUSED_PUSH = re.compile(r" ! \[(remote )?rejected\] .*\((?!atomic push fail)")
 
 
 def environment(cwd: Path) -> dict[str, str]:
-    """Build the environment of a command: its own source first, this interpreter's tools, no telemetry."""
+    """Build the environment of a command: its own source first, this interpreter's tools, no telemetry.
+
+    Args:
+        cwd: Folder of the command.
+
+    Returns:
+        The environment variables.
+    """
     env = os.environ | QUIET
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", "")])
     env["PYTHONPATH"] = os.pathsep.join([str(cwd / "src"), str(cwd)])
@@ -95,6 +102,9 @@ def run(
         inherit: File descriptors that the command keeps open.
         name: Name of the command in errors; by default the command itself.
 
+    Returns:
+        The output.
+
     Raises:
         CommandFailed: The command fails; the error has the line with the reason and that line's code.
         AbstainError: The command is not installed.
@@ -114,6 +124,9 @@ def git(cwd: Path, *arguments: str) -> str:
     Args:
         cwd: The folder.
         *arguments: Arguments of git.
+
+    Returns:
+        The output.
     """
     return run(["git", *arguments], cwd)
 

@@ -25,6 +25,9 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def main(command: list[str]) -> int:
     """Run a command in its own process group.
 
+    Args:
+        command: The command.
+
     Returns:
         Its exit status; 128 + N if signal N ended it.
     """

@@ -103,6 +103,9 @@ class Workspace:
     def require_revision(self, name: str) -> None:
         """Require a tag or commit in this history.
 
+        Args:
+            name: The tag or commit.
+
         Raises:
             AbstainError: It does not exist.
         """
@@ -115,6 +118,10 @@ class Workspace:
 
     def list_added_files(self, revision: str, folder: Path) -> list[str]:
         """List the files that any commit after a revision has added to a folder.
+
+        Args:
+            revision: The revision.
+            folder: The folder.
 
         Returns:
             Paths in the repository.
@@ -172,6 +179,13 @@ def open_workspace() -> Iterator[Workspace]:
 def ensure_origin(root: Path, settings: Settings) -> str:
     """Return the git URL that runs clone from; a missing local bare repository is created from the checkout.
 
+    Args:
+        root: The checkout.
+        settings: Settings of this machine.
+
+    Returns:
+        The URL.
+
     Raises:
         AbstainError: The checkout has uncommitted changes that a run would read.
     """
@@ -224,6 +238,9 @@ def fetch_origin_snapshot() -> tuple[Path, str]:
 @contextmanager
 def hold_lock(file: Path) -> Iterator[int]:
     """Wait for a lock and hold it while the block runs.
+
+    Args:
+        file: The lock file.
 
     Yields:
         Its file descriptor.

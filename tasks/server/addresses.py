@@ -52,12 +52,22 @@ def get_key_file() -> Path:
 
 
 def with_login(address: str) -> str:
-    """Add to the address of this home's server how a person logs in."""
+    """Add to the address of this home's server how a person logs in.
+
+    Args:
+        address: The address.
+
+    Returns:
+        The text.
+    """
     return f"{address} (log in with the text of {get_key_file()})"
 
 
 def read_server_key() -> str:
     """Read the key of this home's servers; it is created if there is none.
+
+    Returns:
+        The key.
 
     Raises:
         AbstainError: The key is damaged or cannot be read.
@@ -83,6 +93,9 @@ def make_server_environment(*origins: str) -> dict[str, str]:
 
     Args:
         *origins: Accepted origins.
+
+    Returns:
+        The environment variables.
     """
     return {
         VACUUM: os.environ.get(VACUUM, "events,flow_runs"),
@@ -128,6 +141,9 @@ def report_to(address: str) -> None:
 
     Runs send heartbeats as often as the server of `make up` was started to expect them, whatever this environment says:
     a run that sends fewer would be marked as crashed while it runs.
+
+    Args:
+        address: The address of the server.
     """
     os.environ["PREFECT_API_URL"] = f"{address}/api"
     os.environ[KEY] = read_server_key()
@@ -167,6 +183,9 @@ def request(url: str, body: bytes | None = None) -> Request:
     Args:
         url: The URL.
         body: Body of a POST request; None for GET.
+
+    Returns:
+        The request.
     """
     headers = {"Content-Type": "application/json"}
     if key := os.environ.get(KEY):
@@ -180,6 +199,9 @@ def post(url: str, body: dict[str, Any]) -> Any:
     Args:
         url: The URL.
         body: The content.
+
+    Returns:
+        The parsed answer.
     """
     with urlopen(request(url, json.dumps(body).encode()), timeout=START_SECONDS) as reply:
         return json.load(reply)

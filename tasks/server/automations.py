@@ -70,6 +70,9 @@ def build_automations(
         heartbeat: Seconds between the heartbeats of a run.
         deployment: Returns the id of a deployment.
         alerts: Whether there is a webhook.
+
+    Returns:
+        The automations.
     """
     from prefect.client.schemas.objects import StateType
     from prefect.events.actions import ChangeFlowRunState, RunDeployment

@@ -60,7 +60,11 @@ def read_note() -> dict[str, str]:
 
 
 def write_note(noted: dict[str, str]) -> None:
-    """Note what users of the programs have to know, such as addresses."""
+    """Note what users of the programs have to know, such as addresses.
+
+    Args:
+        noted: The note.
+    """
     write_json(_note(), noted)
 
 

@@ -40,7 +40,14 @@ def serve_here() -> None:
 
 
 def make_app(folder: Path) -> Starlette:
-    """Make the application that serves the files of a folder."""
+    """Make the application that serves the files of a folder.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        The application.
+    """
     from starlette.applications import Starlette
     from starlette.middleware import Middleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -73,6 +80,9 @@ def write_page(run: str, name: str, page: str) -> str:
         run: Id of the run.
         name: Name of the report.
         page: HTML.
+
+    Returns:
+        Its address.
     """
     file = get_folder() / run / f"{name}.html"
     write_atomically(file, page.encode())

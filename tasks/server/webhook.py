@@ -67,6 +67,9 @@ def describe_receiver(url: str | None) -> str:
 
     Args:
         url: The URL; None or "" without alerts.
+
+    Returns:
+        The line.
     """
     return f"posted to {get_host(url)}" if url else f"none: set {VARIABLE} to a webhook's URL"
 
@@ -86,6 +89,9 @@ def message(title: str, text: str, code: str = "", link: str | None = None) -> s
         text: Second line.
         code: Code in front of the text.
         link: Third line; by default a hint.
+
+    Returns:
+        The message.
     """
     if not code and f"{CodedFailure.__name__}: " not in text:
         code = Code.PROCESS_DIED

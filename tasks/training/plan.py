@@ -86,7 +86,14 @@ class RetrainPlan:
 
 
 def make_plan(workspace: Workspace) -> RetrainPlan:
-    """Make a dry run: read changes from DVC and missing entries from the feature cache, and run nothing."""
+    """Make a dry run: read changes from DVC and missing entries from the feature cache, and run nothing.
+
+    Args:
+        workspace: The workspace.
+
+    Returns:
+        The plan.
+    """
     stale = find_stale(workspace, read_graph(workspace))
     cost, blocked = None, None
     try:
@@ -122,7 +129,14 @@ def _make_stage_plan(
 
 
 def summarize_reasons(reasons: Sequence[Change]) -> str:
-    """Summarize the reasons of `find_stale` in at most five words: what changed, otherwise the stages before."""
+    """Summarize the reasons of `find_stale` in at most five words: what changed, otherwise the stages before.
+
+    Args:
+        reasons: The reasons.
+
+    Returns:
+        The summary.
+    """
     kinds = list(dict.fromkeys(reason.kind for reason in reasons if reason.kind not in ("", AFTER)))[:3]
     keys = [key for reason in reasons if reason.kind == "parameters" for key in reason.details]
     if kinds == ["parameters"] and len(keys) == 1:
@@ -135,6 +149,9 @@ def summarize_reasons(reasons: Sequence[Change]) -> str:
 
 def read_graph(workspace: Workspace) -> dict[str, set[str]]:
     """Read the stage graph from `dvc dag --dot`.
+
+    Args:
+        workspace: The workspace.
 
     Returns:
         Stage -> the stages that it depends on, in an order that can be run.
@@ -157,6 +174,9 @@ def get_upstream(graph: Mapping[str, set[str]], last: str) -> dict[str, set[str]
     Args:
         graph: Stage -> the stages that it depends on, in order.
         last: The stage.
+
+    Returns:
+        The partial graph.
     """
     needed = {last}
     for name in reversed(list(graph)):  # in the order of the graph, a stage comes after those that it waits for
@@ -167,6 +187,10 @@ def get_upstream(graph: Mapping[str, set[str]], last: str) -> dict[str, set[str]
 
 def find_stale(workspace: Workspace, graph: Mapping[str, set[str]]) -> dict[str, list[Change]]:
     """Find out by `dvc status` why stages would run.
+
+    Args:
+        workspace: The workspace.
+        graph: The stage graph.
 
     Returns:
         Stage -> what has changed, and which stale stages come before; empty if it is cached.
@@ -183,6 +207,12 @@ def find_stages_with_other_requirements(workspace: Workspace) -> set[str]:
 
     That is: the entry is in the newest committed dvc.lock with a different requirements.lock. A stage that was computed
     again with an equal result counts by its first computation.
+
+    Args:
+        workspace: The workspace.
+
+    Returns:
+        The stages.
     """
     commits = workspace.git("log", "--format=%H", "--topo-order", "--full-history", "--", LOCK).split()
     if not commits:

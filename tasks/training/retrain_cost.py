@@ -45,7 +45,14 @@ class RetrainCost:
 
 
 def estimate_retrain_cost(workspace: Workspace) -> RetrainCost:
-    """Count the requests that are not in the feature cache, and their tokens; no model is loaded."""
+    """Count the requests that are not in the feature cache, and their tokens; no model is loaded.
+
+    Args:
+        workspace: The workspace.
+
+    Returns:
+        The cost.
+    """
     settings = load_settings()
     params, labelled, train = read_labelled(workspace)
     scorers = build_scorers(params, settings).scorers
@@ -64,6 +71,9 @@ def estimate_retrain_cost(workspace: Workspace) -> RetrainCost:
 
 def read_labelled(workspace: Workspace) -> tuple[Params, LabelledAnswers, list[Interaction]]:
     """Read the labelled answers of a workspace.
+
+    Args:
+        workspace: The workspace.
 
     Returns:
         The parameters, the interactions that have a label under them, and those of the training split.

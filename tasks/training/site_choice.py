@@ -45,6 +45,9 @@ def choose_site(workspace: Workspace) -> None:
     """Choose layer and site on the training answers of the stage `dataset`, and commit both to params.yaml.
 
     The commit is pushed at once, so that a run that fails later does not choose again.
+
+    Args:
+        workspace: The workspace.
     """
     notify_observers(STEP, "running")
     on_line = report_progress(STEP, get_run_logger())

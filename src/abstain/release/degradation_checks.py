@@ -118,6 +118,9 @@ def check_precision_drop(
         threshold: The candidate's threshold.
         target_precision: Precision at this threshold on the validation split.
         params: Promotion parameters.
+
+    Returns:
+        The check.
     """
     shown = evaluation.get_shown_mask(threshold)
     precision, _ = evaluation.compute_precision(shown)
@@ -189,6 +192,9 @@ def check_precision_difference(
         champion_threshold: The champion's threshold.
         params: Promotion parameters.
         min_n_eff: Smallest effective sample size of the champion's shown answers for which the check is judged.
+
+    Returns:
+        The check.
     """
     threshold_by_scorer = {CANDIDATE: threshold, champion: champion_threshold}
     statistics = {

@@ -144,6 +144,9 @@ def check_at_least(code: Code, name: str, value: float, limit: float, message: s
         value: Measured value; nan fails.
         limit: Lowest accepted value.
         message: Message of the check.
+
+    Returns:
+        The check.
     """
     return PromotionCheck(code, name, bool(value >= limit), float(value), float(limit), message)
 
@@ -157,6 +160,9 @@ def check_at_most(code: Code, name: str, value: float, limit: float, description
         value: Measured value; nan fails.
         limit: Highest accepted value.
         description: Description of the value; the message adds value and limit.
+
+    Returns:
+        The check.
     """
     message = f"{description}: {value:.3g}, at most {limit:g}"
     return PromotionCheck(code, name, bool(value <= limit), float(value), float(limit), message)
@@ -164,6 +170,10 @@ def check_at_most(code: Code, name: str, value: float, limit: float, description
 
 def format_count_with_n_eff(rows: int, n_eff: float) -> str:
     """Format a number of rows, with their effective sample size if it differs.
+
+    Args:
+        rows: Number of rows.
+        n_eff: Effective sample size.
 
     Returns:
         Text such as "200 (n_eff 97)".

@@ -75,6 +75,9 @@ class MissingGuarantee:
         Args:
             passed: Whether the candidate may lack a guarantee.
             min_shown: Number of shown answers that could check one.
+
+        Returns:
+            The check `guarantee`.
         """
         is_missing = self.n_eff_shown is None
         state, value, limit = (

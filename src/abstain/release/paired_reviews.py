@@ -88,6 +88,9 @@ def read_thresholds(rows: pd.DataFrame, champion: str) -> dict[str, float]:
 def hash_reviews(rows: pd.DataFrame) -> str:
     """Hash the compared reviews and confidences.
 
+    Args:
+        rows: Reviewed pairs.
+
     Returns:
         sha256 (hex). If it is unchanged, nothing was reviewed since.
     """

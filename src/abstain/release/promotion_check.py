@@ -108,6 +108,9 @@ def describe_failure(reason: Reason) -> str:
 
     Args:
         reason: One of `PromotionDecision.reasons`.
+
+    Returns:
+        The sentence.
     """
     return f"the check `{reason.field}` failed: {reason.message}"
 

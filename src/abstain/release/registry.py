@@ -130,6 +130,9 @@ class Registry(BaseModel):
     def require_taint(self) -> Taint:
         """Return the taint of the version in production.
 
+        Returns:
+            The taint.
+
         Raises:
             AbstainError: Nothing is in production, or it was not trained on erased rows.
         """
@@ -172,6 +175,12 @@ class Registry(BaseModel):
 
     def promote(self, event: RegistryEvent) -> Registry:
         """Return the registry after a promotion.
+
+        Args:
+            event: The promotion.
+
+        Returns:
+            The new registry.
 
         Raises:
             AbstainError: The version was promoted before, or it is blocked.
@@ -218,7 +227,14 @@ class Registry(BaseModel):
         return max(matching, key=lambda event: parse_version(event.version)) if version is None else matching[-1]
 
     def roll_back(self, event: RegistryEvent) -> Registry:
-        """Return the registry after a rollback; the version that is left is blocked."""
+        """Return the registry after a rollback; the version that is left is blocked.
+
+        Args:
+            event: The rollback.
+
+        Returns:
+            The new registry.
+        """
         assert self.production is not None
         blocked = {**self.blocked, self.production.version: event.reason}
         return self.model_copy(update={"history": (*self.history, event), "blocked": blocked})
@@ -231,6 +247,9 @@ class Registry(BaseModel):
         Args:
             versions: Version trained on the rows -> whether that is certain.
             erased_at: Time of the erasure.
+
+        Returns:
+            The new registry.
         """
         tainted = dict(self.tainted)
         for version, certain in versions.items():
@@ -240,6 +259,12 @@ class Registry(BaseModel):
 
     def keep_tainted(self, reason: str) -> Registry:
         """Return the registry after the decision to leave a tainted version in production.
+
+        Args:
+            reason: The recorded reason.
+
+        Returns:
+            The new registry.
 
         Raises:
             AbstainError: No tainted version is in production.
@@ -259,6 +284,9 @@ def describe_missing_guarantee(additional_reviews: int | None) -> str:
 
     Args:
         additional_reviews: About how many more reviews would give one; None if unknown.
+
+    Returns:
+        The notice.
     """
     return "without a guarantee" + (
         f", an estimated {additional_reviews:,} more reviews are needed" if additional_reviews else ""
@@ -267,6 +295,12 @@ def describe_missing_guarantee(additional_reviews: int | None) -> str:
 
 def parse_registry(text: str) -> Registry:
     """Parse `registry.json`.
+
+    Args:
+        text: Content of the file.
+
+    Returns:
+        The registry.
 
     Raises:
         AbstainError: The file is damaged.
@@ -284,6 +318,9 @@ def parse_registry(text: str) -> Registry:
 
 def load_registry(path: Path) -> Registry:
     """Read and parse `registry.json`.
+
+    Args:
+        path: The file.
 
     Returns:
         The registry; an empty one if there is no file.
@@ -313,6 +350,9 @@ def get_next_version(promoted: Iterable[str], tags: Iterable[str]) -> str:
     Args:
         promoted: Versions that were promoted.
         tags: All git tags.
+
+    Returns:
+        The version.
     """
     tagged_versions = set(parse_version_tags(tags))
     major, minor, _ = max(map(parse_version, promoted), default=(1, -1, 0))
@@ -328,6 +368,9 @@ def make_version_tag(version: str) -> str:
 
 def parse_version(version: str) -> tuple[int, int, int]:
     """Parse a version such as `v1.2.3` into numbers that sort.
+
+    Args:
+        version: The version.
 
     Returns:
         Major, minor and patch number.

@@ -67,12 +67,21 @@ def make_shadow_name(candidate: str) -> str:
 
     Args:
         candidate: sha256 (hex) of its ONNX file.
+
+    Returns:
+        The name.
     """
     return f"shadow-{candidate[:12]}"
 
 
 def parse_shadow(text: str) -> Shadow:
     """Parse `shadow.json`.
+
+    Args:
+        text: Content of the file.
+
+    Returns:
+        The shadow.
 
     Raises:
         AbstainError: The file is damaged.
@@ -88,6 +97,11 @@ def should_shadow_rejected(params: ShadowParams, shadow: Shadow | None, producti
     """Decide whether a rejected candidate becomes the shadow by itself.
 
     It does so only if this version has no shadow yet, because reviews of a shadow take time.
+
+    Args:
+        params: Shadow parameters.
+        shadow: The current shadow.
+        production_version: The version in production.
 
     Returns:
         Whether it becomes the shadow.

@@ -26,7 +26,11 @@ class ExpiredItems:
 
 
 def remove_all(paths: Iterable[Path]) -> None:
-    """Delete files and whole folders; missing ones are ignored."""
+    """Delete files and whole folders; missing ones are ignored.
+
+    Args:
+        paths: The files and folders.
+    """
     for path in paths:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -36,6 +40,9 @@ def remove_all(paths: Iterable[Path]) -> None:
 
 def count_bytes(paths: Iterable[Path]) -> int:
     """Sum the sizes of files, and of all files in folders, that still exist.
+
+    Args:
+        paths: The files and folders.
 
     Returns:
         The number of bytes.

@@ -57,6 +57,9 @@ def delete_expired_decisions(days: int, live: str | None, now: datetime, *, appl
         live: The version in production; None without one.
         now: Current time (UTC).
         apply: Whether to delete.
+
+    Returns:
+        The expired rows.
     """
     database = LogDatabase.open_existing(get_decision_log_url(load_settings()))
     if database is None:
@@ -75,6 +78,9 @@ def delete_expired_reports(days: int, now: datetime, *, apply: bool) -> ExpiredI
         days: Age in days since the last write.
         now: Current time (UTC).
         apply: Whether to delete.
+
+    Returns:
+        The expired pages.
     """
     folder, cutoff = reports.get_folder(), (now - timedelta(days=days)).timestamp()
     expired = [page for page in (folder.iterdir() if folder.is_dir() else ()) if page.stat().st_mtime < cutoff]
@@ -93,6 +99,9 @@ def delete_expired_features(days: int, *, apply: bool) -> ExpiredItems:
     Args:
         days: Age in days since the last write.
         apply: Whether to delete.
+
+    Returns:
+        The expired files.
     """
     kind, settings = "files of the feature cache", load_settings()
     if settings.features_url is not None:

@@ -34,6 +34,9 @@ def delete_expired_bundles(registry: Registry, versions: int, now: datetime, *, 
         versions: Number of newest versions that are kept.
         now: Current time (UTC).
         apply: Whether to delete.
+
+    Returns:
+        The expired bundles.
     """
     folder = load_settings().home.resolve() / "releases"
     folders = sorted(folder.iterdir()) if folder.is_dir() else []
@@ -53,6 +56,9 @@ def get_needed_versions(registry: Registry, newest: int) -> set[str]:
     Args:
         registry: The registry.
         newest: Number of newest versions.
+
+    Returns:
+        The versions.
     """
     promoted = sorted({event.version for event in registry.history}, key=parse_version)
     unblocked = {version for version in promoted if version not in registry.blocked}
@@ -71,6 +77,9 @@ def delete_expired_objects(workspace: Workspace, days: int, now: datetime, *, ap
         days: Age in days of a recent commit.
         now: Current time (UTC).
         apply: Whether to delete.
+
+    Returns:
+        The expired files.
     """
     kind, remote = "files in the DVC cache and remote", workspace.remote_folder()
     note = "" if remote else "the DVC remote is outside of the home: nothing is deleted there"

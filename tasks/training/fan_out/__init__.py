@@ -14,7 +14,14 @@ if TYPE_CHECKING:
 
 
 def make_runner(settings: Settings) -> ShardRunner:
-    """Make the runner that `settings.runner` names; it starts nothing before it gets work."""
+    """Make the runner that `settings.runner` names; it starts nothing before it gets work.
+
+    Args:
+        settings: Settings of this machine.
+
+    Returns:
+        The runner.
+    """
     if settings.runner == "local":
         from abstain.llm.features.shard_job import LocalRunner
 

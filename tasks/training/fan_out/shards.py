@@ -57,13 +57,20 @@ processes is up, since two stages of a run may fan out at once, but would share 
 
 
 class DistributedRunner:
-    """Computes shards in other processes, as `settings.runner` says."""
+    """Computes shards in other processes, as `settings.runner` says.
+
+    Args:
+        settings: Settings of this machine.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings, self._store = settings, FileStore(settings.features)
 
     def run(self, shards: Iterable[ShardJob]) -> Iterator[JobStats]:
         """Compute shards in other processes.
+
+        Args:
+            shards: The shards.
 
         Yields:
             The cost of each shard once it is in the cache.
@@ -215,6 +222,9 @@ def _end_with(parent: multiprocessing.process.BaseProcess) -> None:
 
 def list_shared_gpus(settings: Settings) -> list[str]:
     """List the GPUs that processes share.
+
+    Args:
+        settings: Settings of this machine.
 
     Returns:
         Their names, as in CUDA_VISIBLE_DEVICES; empty if there are fewer than two.

@@ -55,7 +55,12 @@ def get_fan_out_step(stage: str) -> str:
 
 @task(task_run_name="fan_out_{stage}", cache_policy=NO_CACHE)
 def fan_out(workspace: Workspace, stage: str) -> None:
-    """Compute all model requests of a stage by `ABSTAIN_RUNNER`, unless the stage is cached."""
+    """Compute all model requests of a stage by `ABSTAIN_RUNNER`, unless the stage is cached.
+
+    Args:
+        workspace: The workspace.
+        stage: The stage.
+    """
     logger, step = get_run_logger(), get_fan_out_step(stage)
     if workspace.dvc("--wait-for-lock", "status", "--json", stage).strip() == "{}":
         notify_observers(step, "cached")
