@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
+from abstain.core.markdown import to_single_line
 from abstain.data.store.profile import MEASURES
 from abstain.reports.data_reports.ingest import ingest_report
 from abstain.reports.data_reports.validation import validation_report
@@ -19,7 +20,7 @@ from abstain.reports.page import render_html
 from abstain.reports.plots import PLOTS, render_plot
 from abstain.reports.theme import DARK, LIGHT
 from tests.browser import headless
-from tests.reports.builders import GUARANTEE, evaluated
+from tests.reports.builders import GUARANTEE, NASTY, evaluated
 from tests.reports.data_reports.test_pages import FAILED, HOSTILE, REFUSED, make_report
 
 pytestmark = pytest.mark.slow
@@ -123,6 +124,13 @@ def test_page_fits_window_in_both_schemes(browser: Browser, folder: Path, name: 
             assert page.evaluate("getComputedStyle(document.body).backgroundColor") == colour
 
 
+def test_page_shows_user_text_as_text(browser: Browser, folder: Path) -> None:
+    page = open_page(browser, folder / "kept.html").page
+    for text in NASTY[:4]:
+        expect(page.locator("bdi").get_by_text(to_single_line(text), exact=True).first).to_be_visible()
+    assert page.locator('script, main img:not([src^="data:"]), iframe, form').count() == 0
+
+
 def test_page_shows_failing_rows_folds_passed_suites(browser: Browser, folder: Path) -> None:
     page = open_page(browser, folder / "validation.html").page
     expect(page.locator("#rows-that-fail").get_by_text("31,204 characters")).to_be_in_viewport()
@@ -147,7 +155,7 @@ def test_page_keyboard_reaches_tables(browser: Browser, folder: Path) -> None:
     assert name.bounding_box()["x"] >= board.bounding_box()["x"], "the names stay where they are"
 
 
-@pytest.mark.parametrize("name", ["threshold", "leaderboard"])
+@pytest.mark.parametrize("name", PLOTS)
 def test_plot_follows_colour_scheme(browser: Browser, folder: Path, name: str) -> None:
     found = open_page(browser, folder / f"{name}.svg")
     assert found.asked == [found.address]

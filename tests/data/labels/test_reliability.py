@@ -181,6 +181,20 @@ def test_compute_user_reliability_by_given_thumbs() -> None:
 
 
 @pytest.mark.slow
+def compute_unreviewed_loss(rows: World, params: LabelParams) -> float:
+    """Compute the cross-entropy of the posterior on the answers without a review."""
+    unreviewed = ~np.isin(np.arange(len(rows.truth)), rows.verdicts.index)
+    correct = fit_reliability(rows, params=params)[1].compute_posterior(rows.votes, len(rows.truth))[unreviewed]
+    return float(-np.log(np.where(rows.truth[unreviewed], correct, 1 - correct)).mean())
+
+
+def test_estimate_reliability_by_user_lowers_loss() -> None:
+    careless = np.random.default_rng(1).random(51) < 0.4  # users who like nearly everything
+    rows = draw_world(6, 20_000, np.where(careless, 0.97, 0.86), np.where(careless, 0.05, 0.8))
+    pooled = LABELS.model_copy(update={"user_shrinkage": 1e6})
+    assert compute_unreviewed_loss(rows, LABELS) < compute_unreviewed_loss(rows, pooled) - 0.01
+
+
 def test_dawid_skene_finds_unreviewed_careless_user() -> None:
     rows = draw_world(7, 20_000, make_rates(0.86, first=0.99), make_rates(0.8, first=0.02))
     unseen = rows.verdicts[(rows.votes["user"] != 1).to_numpy()[rows.verdicts.index]]

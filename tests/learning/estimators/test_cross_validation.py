@@ -219,9 +219,10 @@ def test_fit_probe_one_class_raises(correct: list[int], weight: list[float]) -> 
         fit_probe("linear", train, make_groups(len(correct)), PARAMS)
 
 
-def test_fit_probe_nan_states_raise() -> None:
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_fit_probe_nan_states_raise(value: float) -> None:
     train = make_planted(40, 1)
-    train.states[7][0, 0] = float("nan")
+    train.states[7][0, 0] = value
     for architecture in PROBES:
         with pytest.raises(AbstainError, match="set ABSTAIN_DTYPE=float32"):
             fit_probe(architecture, train, make_groups(40), FEW)

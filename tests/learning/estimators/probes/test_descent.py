@@ -63,6 +63,12 @@ def test_length_batches_have_every_row_and_similar_lengths(lengths: list[int], s
         assert all(before[1] <= after[0] for before, after in pairwise(spans))
 
 
+def test_length_batches_differ_between_epochs() -> None:
+    draws = torch.Generator().manual_seed(0)
+    one, other = (module_under_test._make_length_batches(torch.arange(600) % 30, 32, draws) for _ in range(2))
+    assert [batch.tolist() for batch in one] != [batch.tolist() for batch in other]
+
+
 def test_dimension_dropout_is_equal_for_all_tokens() -> None:
     torch.manual_seed(0)
     dropped = DimensionDropout(0.5)(torch.ones(6, 9, 40))
