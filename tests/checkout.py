@@ -1,7 +1,5 @@
 """This checkout's files, and copies of them."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -4,8 +4,6 @@
 `small_project` has a part of the sample's answers as its data, for tests that must run it cold.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -18,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.request import urlopen
 
 import psutil
@@ -109,7 +107,7 @@ class Project:
     empty: Path | None = None
 
     @property
-    def demo(self) -> Project:
+    def demo(self) -> Self:
         """The project that `abstain demo` makes of this one."""
         root = self.home / "demo"
         return replace(self, root=root, home=root / ".abstain", empty=self.home.parent / "empty")

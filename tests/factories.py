@@ -1,7 +1,5 @@
 """Contract rows, documents and files with one thing to change; a validator that finds nothing."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

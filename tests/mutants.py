@@ -4,8 +4,6 @@ mutmut changes one thing at a time in a module of `[tool.abstain.mutants]` and r
 changes that make a test fail must reach the floor that stands there.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

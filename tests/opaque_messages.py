@@ -4,8 +4,6 @@ In tests, the message of each `AbstainError` and `Reason` is an `OpaqueMessage`.
 fails; so a message can be reworded without changing a decision.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from dataclasses import fields

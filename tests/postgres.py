@@ -7,8 +7,6 @@ The server refuses to be root, so where a test is root the wheel starts it as a 
 reach the data: a folder of pytest's, which only its owner may enter, will not do.
 """
 
-from __future__ import annotations
-
 import secrets
 import tempfile
 from collections.abc import Iterator

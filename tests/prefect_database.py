@@ -1,7 +1,5 @@
 """A Prefect database that has its tables: a new home's first server takes ten seconds of a core to make them."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The image, and what `docker compose up` starts, as far as their files say (docs/howto/containers.md: what was run)."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -1,7 +1,5 @@
 """A DVC stage depends on all code that it may run: an edit makes the right stages stale, and no other."""
 
-from __future__ import annotations
-
 import ast
 import re
 from functools import cache

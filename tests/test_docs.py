@@ -3,8 +3,6 @@
 `make docs` itself refuses broken links and pages without a place in the navigation.
 """
 
-from __future__ import annotations
-
 import importlib
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Commands start without libraries that cost seconds, and a stage loads no more of them than it runs."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

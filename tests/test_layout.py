@@ -1,7 +1,5 @@
 """What the repository promises as a whole: nothing in it points to something that is not there, or hides a dependency."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

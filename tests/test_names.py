@@ -1,7 +1,5 @@
 """Names say what a thing is: no function words as variables, verbs for functions, short names of tests."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Newer instructions and another number of threads sum in another order. ONNX Runt
 be told; torch's name of the processor stays, by which `ABSTAIN_DTYPE=auto` would choose bfloat16.
 """
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

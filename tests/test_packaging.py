@@ -1,7 +1,5 @@
 """What is installed: what runs needs no package of the development, and the lock files are of `pyproject.toml`."""
 
-from __future__ import annotations
-
 import ast
 import json
 import shutil

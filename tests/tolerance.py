@@ -9,8 +9,6 @@ Where rows stand in another batch, among others or in another order, or where ot
 library may sum in another order, and does on other processors: such floats are compared with a tolerance.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from abstain.core.codes import Code
 from abstain.serving.service.keys import ApiKeys
 from tests.abstain_cli.conftest import fail, invoke

@@ -1,7 +1,5 @@
 """The table of attempts and outcomes in docs/security.md, made of what the tests here count: `make attacks`."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Callable

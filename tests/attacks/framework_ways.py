@@ -3,8 +3,6 @@
 Prints what each way gives to its reader: it must not be `WRONG`, but for the controls, whose gate shows it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

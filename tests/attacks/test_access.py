@@ -1,7 +1,5 @@
 """Who gets past the keys, the roles and the sessions of the gate server."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

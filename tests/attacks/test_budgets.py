@@ -1,7 +1,5 @@
 """What one caller may take of the gate server: its base model, memory, connections and threads."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import socket

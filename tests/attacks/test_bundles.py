@@ -1,7 +1,5 @@
 """Changes of a release's files and of the registry that names it: none of them decides."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

@@ -1,7 +1,5 @@
 """Ways to have a withheld answer shown at the gate itself: ids that are used again, at once, and forged scores."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Texts that keep `HttpGate` from asking: none is a way to have an answer shown, whatever `on_unavailable` says."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Rows that hold up others, pass for others, fill the log or belong to another key; and a log that cannot be used."""
 
-from __future__ import annotations
-
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Ways of calling LangChain, LlamaIndex and NeMo Guardrails, as they are published, that could go past the gate."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Mutated files of every kind give rows or rejected rows: no other error, none is lost, none is taken twice."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

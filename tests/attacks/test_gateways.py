@@ -1,7 +1,5 @@
 """Answers in fields and shapes that a gateway's adapter does not read: none passes without a decision."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a socket of the gate server can be sent: heads, bodies and JSON that no client of ours would send."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import http.client

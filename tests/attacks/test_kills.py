@@ -1,7 +1,5 @@
 """A promotion or roll-back that is killed at any call of git or DVC: the same command again leaves it done, once."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Text of callers on the gate's pages and in Markdown: it stays text."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from html.parser import HTMLParser

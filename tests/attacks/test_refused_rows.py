@@ -1,7 +1,5 @@
 """Rows that ingest refuses: what is left of them, and what they cost."""
 
-from __future__ import annotations
-
 import json
 
 from abstain.ingest.parsing import parse_line

@@ -1,7 +1,5 @@
 """Who writes into a source, or answers for a web server, stops no other source and has no other host asked."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """Paths of files of states that lead elsewhere: nothing outside the folder is read or deleted."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

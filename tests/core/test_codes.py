@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import ast
 import copy
 from collections.abc import Iterator

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta, timezone

@@ -1,7 +1,5 @@
 """Rows as the tables that labels and splits are made from."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any

@@ -1,7 +1,5 @@
 """The plan after a changed base model and a changed label policy (docs/howto)."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

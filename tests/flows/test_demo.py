@@ -1,7 +1,5 @@
 """`abstain demo` on a cut of the sample, and the commands after it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """`abstain demo` with the parameters and the sample that are shipped."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """An ingest that is killed between any two steps has happened once or not at all, and the next one completes it."""
 
-from __future__ import annotations
-
 import json
 import re
 import sqlite3

@@ -1,7 +1,5 @@
 """`abstain monitor` in a project, with a real Prefect server."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any

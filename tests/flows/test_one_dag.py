@@ -1,7 +1,5 @@
 """`dvc repro` and the Prefect flow make the same lock, and a run may be killed anywhere."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

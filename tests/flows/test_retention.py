@@ -1,7 +1,5 @@
 """Retention in a project after nights and versions, and a restored copy of its home."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

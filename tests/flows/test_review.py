@@ -1,7 +1,5 @@
 """The review queue from end to end: drawn, reviewed in a real browser on the gate's page, and taken in."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The loop over the gate: decisions, feedback, ingest and erasure."""
 
-from __future__ import annotations
-
 import subprocess
 import time
 from collections.abc import Iterator

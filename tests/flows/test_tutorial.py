@@ -1,7 +1,5 @@
 """The tutorial on own data, command by command as the page has them."""
 
-from __future__ import annotations
-
 import csv
 import re
 import shutil

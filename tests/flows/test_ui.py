@@ -1,7 +1,5 @@
 """The Prefect UI after the demo, in a real browser."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

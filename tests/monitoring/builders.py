@@ -1,7 +1,5 @@
 """A gate's traffic over the sample, with reviews: decisions are drawn at random in place of a base model's."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,9 +1,8 @@
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Self
 from zlib import crc32
 
 import numpy as np
@@ -75,7 +74,7 @@ class Log:
     folder: Path
 
     @classmethod
-    def write(cls, folder: Path, answers: Sequence[GateAnswer], reviewed: Sequence[GateAnswer] | None = None) -> Log:
+    def write(cls, folder: Path, answers: Sequence[GateAnswer], reviewed: Sequence[GateAnswer] | None = None) -> Self:
         """Log answers, and write those with reviews, by default the same, as data/."""
         write_log(url_of(folder), answers)
         write_data(folder / "data", answers if reviewed is None else reviewed)

@@ -1,7 +1,5 @@
 """Evaluation sets with known scorers, and the promotion checks on them."""
 
-from __future__ import annotations
-
 from statistics import NormalDist
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Fewer resamples than in a promotion: these tests decide many times."""
 
-from __future__ import annotations
-
 import pytest
 
 from abstain.learning.metrics.bootstrap import BootstrapConfig

@@ -1,7 +1,5 @@
 """Events of the registry as a promotion writes them."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The promotion checks night after night, simulated (docs/studies/thresholds.md, `python -m benchmarks.gate`)."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.gate import Nights, load_shipped_params, simulate

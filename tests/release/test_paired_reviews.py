@@ -1,7 +1,5 @@
 """Which reviews of answers that both versions decided about are compared."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

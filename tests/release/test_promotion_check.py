@@ -3,8 +3,6 @@
 `python -m tests.release.test_promotion_check 400` prints the table.
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from statistics import NormalDist

@@ -1,7 +1,5 @@
 """What paired reviews show about a shadow, and when they are not compare."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Results of the stage `evaluate` for made-up answers, with hostile texts: the input of a report, by state."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Mapping

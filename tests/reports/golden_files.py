@@ -1,7 +1,5 @@
 """Comparison of a text with its golden file; `REGENERATE_GOLDEN=1 pytest tests/reports` writes the files instead."""
 
-from __future__ import annotations
-
 import os
 
 from tests.reports.builders import GOLDEN

@@ -1,7 +1,5 @@
 """Readers of reports: of a page as a browser would read it, of Markdown as any reader of CommonMark would."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from html.parser import HTMLParser

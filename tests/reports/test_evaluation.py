@@ -1,7 +1,5 @@
 """The report: its text by state in golden files, and what holds for any input; `test_report_browser` has the look."""
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
 from typing import Any

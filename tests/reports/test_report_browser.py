@@ -1,7 +1,5 @@
 """The reports in a real browser: whole without a network, readable on a phone, in the dark, and without a mouse."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import combinations

@@ -1,7 +1,5 @@
 """The sample that is shipped, as ingest and the demo take it; `tests/benchmarks/sample` has its generator."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from pathlib import Path

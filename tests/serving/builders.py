@@ -1,7 +1,5 @@
 """A release whose probe is known, and requests to it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A client of a gate server in this process, and the keys that it sends."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,10 +1,8 @@
 """Files of hidden states, written by plain transformers as an engine would: none of the project's own engine."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors.torch import save
@@ -22,7 +20,7 @@ class PlainModel:
     tokenizer: Any
 
     @classmethod
-    def load(cls, folder: str | Path, dtype: torch.dtype = torch.float32) -> PlainModel:
+    def load(cls, folder: str | Path, dtype: torch.dtype = torch.float32) -> Self:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
         return cls(model, AutoTokenizer.from_pretrained(folder))
 

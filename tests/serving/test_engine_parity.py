@@ -1,7 +1,5 @@
 """The embedded model by plain transformers, as an engine would serve it."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """States that an engine computed: the confidence is that of the project's own engine, or they are refused."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

@@ -1,7 +1,5 @@
 """What the gate has read goes into the feature cache: for answers whose texts are kept as they were read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Releases whose live scorer is not the probe: scored one by one, in a backlog, and of answers that are written here."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

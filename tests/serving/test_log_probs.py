@@ -1,7 +1,5 @@
 """Log-probabilities of an OpenAI-style response."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

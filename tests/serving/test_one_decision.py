@@ -1,7 +1,5 @@
 """Every door decides alike: the same answer has the same decision, for the same reason, wherever it is asked about."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What an engine gave, as what the live scorer reads; what it needs besides is named, and may be read by the base model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Files in the folder of states: read once, only there, only when whole, and deleted."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import threading

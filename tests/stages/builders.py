@@ -4,8 +4,6 @@ What is right can be told from the answer's words most of the time, so that a pr
 are longer than the base model's context length, and one has a chunk too many.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Each metric is tested in tests/learning; here, that it is of the right rows, weights and files."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

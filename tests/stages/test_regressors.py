@@ -1,7 +1,5 @@
 """What the stages `nll_features` and `train_regressors` leave: features of every answer, estimates that nothing leaked into."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

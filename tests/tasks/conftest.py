@@ -1,7 +1,5 @@
 """Promotion without DVC and without stages: candidates as the stages leave them, with real git."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

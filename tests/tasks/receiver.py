@@ -1,7 +1,5 @@
 """A webhook of this machine that keeps its messages, and is broken or away when it is told to be."""
 
-from __future__ import annotations
-
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

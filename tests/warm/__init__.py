@@ -8,8 +8,6 @@ A server (`server.py`) imports other people's code and forks once a command; `cl
 signals but SIGKILL, or whose start is tested, is started cold.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import subprocess

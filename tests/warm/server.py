@@ -1,7 +1,5 @@
 """`python server.py FOLDER OWNER`: runs commands in forks of itself, asked on FOLDER/socket while process OWNER lives."""
 
-from __future__ import annotations
-
 import atexit
 import fcntl
 import gc

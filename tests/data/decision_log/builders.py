@@ -1,7 +1,5 @@
 """Decisions to log, and logs that change nothing of them."""
 
-from __future__ import annotations
-
 from concurrent.futures import Future
 from datetime import UTC, datetime
 from pathlib import Path

@@ -3,8 +3,6 @@
 python -m tests.data.decision_log.processes URL NAME
 """
 
-from __future__ import annotations
-
 import os
 import random
 import subprocess

@@ -1,7 +1,5 @@
 """Probes and rows to try them on, and an ONNX file with a probe's inputs and outputs that exports in no time."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path

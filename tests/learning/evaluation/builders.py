@@ -1,7 +1,5 @@
 """Reviewed answers with scores that know something, whose groups err together."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

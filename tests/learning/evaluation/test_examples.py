@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pandas as pd
 
 from abstain.learning.evaluation.examples import CHARACTERS, EXAMPLES, select_examples

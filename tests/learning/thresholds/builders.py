@@ -1,7 +1,5 @@
 """A guarantee as the promotion leaves it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from abstain.learning.thresholds.guarantee import (

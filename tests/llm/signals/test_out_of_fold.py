@@ -1,7 +1,5 @@
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -29,7 +27,7 @@ class Memory:
     weights: Any = None
     fewest: int = 0
 
-    def fit(self, answers: FeatureBatch, labels: Labels) -> Memory:
+    def fit(self, answers: FeatureBatch, labels: Labels) -> Self:
         if len(answers) < self.fewest:
             raise ScorerUnavailable(Code.TOO_FEW_LABELS, "too few")
         return replace(self, weights=np.linalg.lstsq(noise(answers), labels.correct - 0.5, rcond=None)[0])

@@ -1,7 +1,5 @@
 """What the two pages say, read as a browser would read them, but for how they look (`test_report_browser`)."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A gate server of a tiny release: its service, its app and clients of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from datetime import UTC, datetime

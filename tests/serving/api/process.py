@@ -3,8 +3,6 @@
 FOLDER holds the release in production, `v1.0.0`; its log is `log.sqlite` there.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

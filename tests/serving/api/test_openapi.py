@@ -1,7 +1,5 @@
 """Every route is sent what its description allows, and what it does not (schemathesis)."""
 
-from __future__ import annotations
-
 import pytest
 import schemathesis
 from fastapi import FastAPI

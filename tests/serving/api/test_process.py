@@ -1,7 +1,5 @@
 """The server as a process: killed and ended under load, and its memory over half an hour."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

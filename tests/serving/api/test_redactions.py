@@ -1,7 +1,5 @@
 """Rows whose redaction takes long: what is answered, what is logged, and who waits."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import threading

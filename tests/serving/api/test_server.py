@@ -1,7 +1,5 @@
 """What a real socket can be sent: the server answers, or ends the connection, and goes on."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import socket

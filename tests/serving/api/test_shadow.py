@@ -1,7 +1,5 @@
 """A shadow decides about what production has decided about, is logged, and changes no answer."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """States that an engine has computed: nothing is read again, and what is not the scorer's is refused."""
 
-from __future__ import annotations
-
 import base64
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One OpenTelemetry event a decision, in the trace of the request, without any text."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import subprocess

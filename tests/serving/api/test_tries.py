@@ -1,7 +1,5 @@
 """A conversation has some tries for each question, within an hour; another one has its own."""
 
-from __future__ import annotations
-
 import pytest
 
 from abstain.core.codes import Code

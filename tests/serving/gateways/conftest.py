@@ -1,7 +1,5 @@
 """Gate servers whose release shows one answer and withholds another, and the requests that gateways send."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack

@@ -3,8 +3,6 @@
 `make soak` runs the adapters in the real ones.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Where the parts of gateways' requests and responses are found."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The guardrail webhook of kgateway: a header joins question and answer, and a withheld answer is masked."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

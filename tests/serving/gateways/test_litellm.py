@@ -1,7 +1,5 @@
 """LiteLLM's guardrail: the question of the call before, joined with the answer of the call after."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Portkey's webhook: the verdict comes in time, and a withheld answer is replaced as well as rejected."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A LiteLLM proxy as it is published, in an environment of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

@@ -1,7 +1,5 @@
 """The server with its page over a tiny release and a real log."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import socket

@@ -1,7 +1,5 @@
 """Versions that were trained on erased rows, with real git and a stub of DVC."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterator

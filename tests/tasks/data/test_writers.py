@@ -1,7 +1,5 @@
 """Two writers of one origin, with real git and without DVC."""
 
-from __future__ import annotations
-
 import fcntl
 import threading
 from dataclasses import dataclass

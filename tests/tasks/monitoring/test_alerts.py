@@ -1,7 +1,5 @@
 """Failed runs are posted: real servers, a real failing flow, and a webhook."""
 
-from __future__ import annotations
-
 import subprocess
 import urllib.request
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What the monitoring does where the database is away, and what it reads of a version."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path

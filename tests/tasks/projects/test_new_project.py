@@ -1,7 +1,5 @@
 """`abstain init` with real git: new projects, upgrades and merges of a release."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A fetched bundle has the files that were promoted."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Promotion of candidates night after night, with real git: guarantees, the comparison budget and the records."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import onnx

@@ -1,7 +1,5 @@
 """A promotion writes its decisions so that no stage runs because of them, with real git and DVC."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The comparisons on a hold-out and the earlier decisions, by the records in `approvals/`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime

@@ -1,7 +1,5 @@
 """The shadow in the origin, and its comparison by reviews in the records, with real git and a stub of DVC."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from abstain_tasks.runs.progress import notify_observers, register_observer
 
 

@@ -1,7 +1,5 @@
 """A run with its own parameters: what DVC sees, and what reaches the origin."""
 
-from __future__ import annotations
-
 import difflib
 from pathlib import Path
 

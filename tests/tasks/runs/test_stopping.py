@@ -1,7 +1,5 @@
 """However a run ends, its commands end with it, and the next run goes on."""
 
-from __future__ import annotations
-
 import contextvars
 import fcntl
 import signal

@@ -1,7 +1,5 @@
 """The workspace: origin, merge, lock and compare-and-swap, with real git and DVC."""
 
-from __future__ import annotations
-
 import fcntl
 import subprocess
 import sys

@@ -4,8 +4,6 @@ A stub of the retrain waits for a file. An alert may come twice here, because Pr
 is locked for long.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from collections import Counter

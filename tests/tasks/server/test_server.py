@@ -1,7 +1,5 @@
 """`make up`, `make down` and the temporary server of a run: no process is left behind."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

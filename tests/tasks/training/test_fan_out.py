@@ -1,7 +1,5 @@
 """Distributed computation of shards without a server: jobs, rounds, GPUs and threads."""
 
-from __future__ import annotations
-
 import contextvars
 import json
 import logging

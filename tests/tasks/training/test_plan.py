@@ -1,7 +1,5 @@
 """The plan of a retrain, with real git and a stub of DVC."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Callable

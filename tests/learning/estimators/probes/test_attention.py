@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import torch
 
 from abstain.learning.estimators.probes.attention import AttentionProbe

@@ -1,7 +1,5 @@
 """Features that know something of a correctness score, some of them missing, and groups in which answers err together."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 
