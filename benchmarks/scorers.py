@@ -219,12 +219,12 @@ class Reader:
         The calibrators are fitted to the same answers, so these metrics are fit to be timed, and not to be shown.
         """
         correct, topics = self.dataset.correct[rows], self.dataset.topic[rows]
-        table = pd.DataFrame({"correct": correct, "inclusion_probability": np.nan})
-        reviewed, calibration = reviewed_split.ReviewedSplit(table, scores, scores), self.params.calibration
-        probabilities = reviewed_split.calibrate_scores(reviewed, {"": scores}, calibration.method)[""]
-        return build_leaderboard(
-            correct, scores, probabilities, topics, None, BootstrapConfig(N_RESAMPLES, SEED), champion="fusion"
-        )
+        table = pd.DataFrame({"correct": correct, "group": topics, "inclusion_probability": np.nan})
+        reviewed = reviewed_split.ReviewedSplit(table, scores, scores)
+        method = self.params.calibration.method
+        calibrated = replace(reviewed, calibrated=reviewed_split.calibrate_scores(reviewed, {"": scores}, method)[""])
+        board = build_leaderboard(calibrated, BootstrapConfig(N_RESAMPLES, SEED), champion="fusion")
+        return pd.DataFrame([{"scorer": name, **row.to_dict()} for name, row in board.items()])
 
 
 def print_progress(done: int, total: int) -> None:

@@ -148,6 +148,7 @@ def test_ingest_killed_at_add_and_push_is_exactly_once(project: Project) -> None
     assert state["tables"].keys() == {"interactions", "feedback"}
 
 
+@pytest.mark.soak(twin="test_ingest_killed_at_add_and_push_is_exactly_once")
 def test_ingest_export_killed_midway_is_exactly_once(project: Project) -> None:
     (project.root / "sources.yaml").write_text(EXPORT)
     (project.root / "mapping.yaml").write_text(MAPPING)

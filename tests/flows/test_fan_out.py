@@ -241,6 +241,7 @@ def alone(tmp_path: Path, model: Path) -> FeatureSource:
     return source
 
 
+@pytest.mark.soak(twin="test_work_pool_goes_on_with_work_of_killed_run")
 def test_process_runner_killed_process_and_run(host: Host, alone: FeatureSource) -> None:
     run = host.run("processes", shards=5)
     run.until("^progress 64/")
@@ -277,6 +278,7 @@ def list_restrictions(dask_scheduler: Any) -> list[Any]:
     return [task.resource_restrictions for task in dask_scheduler.tasks.values()]
 
 
+@pytest.mark.soak(twin="test_work_pool_goes_on_with_work_of_killed_run")
 def test_dask_runner_killed_worker(host: Host, alone: FeatureSource) -> None:
     port = str(free_port())
     options = ("--host", "127.0.0.1", "--port", port, "--no-dashboard")

@@ -32,7 +32,7 @@ from abstain_tasks.training.retrain_cost import RetrainCost
 from abstain_tasks.training.stage_times import BaseModelUsage, record_run
 from tests.checkout import SHIPPED
 from tests.conftest import new_project
-from tests.test_dependencies import STAGES, TREE
+from tests.test_dependencies import STAGES, find_closure
 
 DAG = 'strict digraph {\n"data.dvc";\n"dataset";\n"features";\n"report";\n"dataset" -> "features";\n"features" -> "report";\n}'
 
@@ -177,7 +177,7 @@ def test_summarize_reasons_up_to_four_stages() -> None:
 @pytest.mark.heavy
 def test_base_model_stages_import_engine() -> None:
     with_engine = {
-        name for name in STAGES if "src/abstain/llm/engine/engine.py" in TREE.closure(f"abstain.stages.{name}")
+        name for name in STAGES if "src/abstain/llm/engine/engine.py" in find_closure(f"abstain.stages.{name}")
     }
     assert with_engine == BASE_MODEL_STAGES
 
