@@ -69,6 +69,11 @@ hypothesis_settings.register_profile(
 hypothesis_settings.load_profile(os.environ.get("ABSTAIN_TESTS_PROFILE", "untimed"))
 
 
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Shorten a long text in the name of a case."""
+    return f"{val[:40]!r}..." if isinstance(val, str | bytes) and len(val) > 60 else None
+
+
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """As many processes as there are cores, and one more for slow tests: many wait for what they have started."""
     waits = "not slow" not in config.option.markexpr
