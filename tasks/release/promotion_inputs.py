@@ -23,9 +23,9 @@ from abstain.core.scorer_names import BASE_RATE, LENGTH_ONLY
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import compute_holdout_digest, select_reviewed, split_by_sampling
 from abstain.ingest.erasure import count_erased_answers
-from abstain.learning.evaluation.evaluation_result import ThresholdResult
 from abstain.learning.metrics.weighted_metrics import row_weights
 from abstain.learning.thresholds.guarantee import Guarantee
+from abstain.learning.thresholds.threshold_result import ThresholdResult
 from abstain.release.champion_comparison import ComparisonBudget
 from abstain.release.evaluation_set import CANDIDATE, EvaluationSet
 from abstain.release.holdout_guarantee import MissingGuarantee, explain_unchecked_guarantee
