@@ -47,7 +47,7 @@ def validate_table(
     digests = pd.Series(range(len(frame)), index=pd.Index(frame["interaction_id"]), dtype="int64")
     for one, other in copies.items():
         digests[one.replace("_", "-")] = digests[other]
-    return validate_training(frame, digests, left_out, contradicting, QUALITY)
+    return validate_training(frame, digests, left_out, contradicting.messages, QUALITY)
 
 
 def test_compute_text_digest_depends_on_words_only() -> None:

@@ -78,6 +78,12 @@ class Contradictions:
     n_tested: Annotated[int, Field(alias="tested")]
     flagged: Annotated[tuple[Contradiction, ...], Field(alias="named")]
 
+    @property
+    def messages(self) -> list[str]:
+        """The message of each tested person; "" for one who contradicts nobody."""
+        messages = [contradiction.message for contradiction in self.flagged]
+        return messages + [""] * (self.n_tested - len(messages))
+
 
 def find_contradictions(reviews: pd.DataFrame, thumbs: pd.DataFrame, users: Sequence[str]) -> Contradictions:
     """Find the users and reviewers who contradict others beyond chance.

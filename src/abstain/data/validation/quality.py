@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -22,7 +22,6 @@ from abstain.config.params import QualityParams
 from abstain.core.codes import Code
 from abstain.core.contracts import Interaction
 from abstain.core.reasons import Reason
-from abstain.data.labels.contradictions import Contradictions
 from abstain.data.validation.checks import Expectation, Severity, expect_between, expect_in_set, format_short_percent
 from abstain.data.validation.results import SplitLabels
 from abstain.data.validation.runner import ValidationResult, run_suites
@@ -62,7 +61,7 @@ def compute_text_digests(rows: Iterable[Interaction]) -> pd.Series:
 
 
 def validate_training(
-    table: pd.DataFrame, digests: pd.Series, left_out: int, contradictions: Contradictions, params: QualityParams
+    table: pd.DataFrame, digests: pd.Series, left_out: int, people: Sequence[str], params: QualityParams
 ) -> ValidationResult:
     """Check the quality of a training table.
 
@@ -71,7 +70,7 @@ def validate_training(
             reviews_disagree, thumbs_disagree and duplicate_in_training are used.
         digests: `compute_text_digests` of its interactions, or of more.
         left_out: Number of near-duplicates of hold-out answers that are not in the table.
-        contradictions: Persons who contradict others.
+        people: For each person with enough answers the contradiction of others, or "".
         params: `quality` of params.yaml.
 
     Returns:
@@ -80,7 +79,7 @@ def validate_training(
     used_rows = table[table["split"].isin(list(SIDES))].reset_index(drop=True)
     labels = _build_label_rows(used_rows, digests)
     splits = _build_split_rows(used_rows, labels)
-    tables = {"labels": labels, "splits": splits, "people": _build_person_rows(contradictions)}
+    tables = {"labels": labels, "splits": splits, "people": _build_person_rows(people)}
     notes = (f"{left_out:,} near-duplicates of hold-out answers are left out of training",) if left_out else ()
     result = run_suites(tables, _build_suites(params), notes=notes)
     counts = splits[["split", "answers", "correct", "reviewed"]].itertuples(index=False)
@@ -130,13 +129,10 @@ def _build_split_rows(used: pd.DataFrame, labels: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _build_person_rows(contradictions: Contradictions) -> pd.DataFrame:
+def _build_person_rows(people: Sequence[str]) -> pd.DataFrame:
     """Return a row for each tested user, reviewer or reviewer's batch, with the message of the contradiction or ""."""
-    messages = [contradiction.message for contradiction in contradictions.flagged]
-    messages += [""] * (contradictions.n_tested - len(messages))
-    return pd.DataFrame(
-        {"row": [f"people/{i}" for i in range(len(messages))], "contradicts": pd.Series(messages, dtype="str")}
-    )
+    rows = [f"people/{number}" for number in range(len(people))]
+    return pd.DataFrame({"row": rows, "contradicts": pd.Series(people, dtype="str")})
 
 
 def _build_suites(params: QualityParams) -> dict[str, tuple[Expectation, ...]]:

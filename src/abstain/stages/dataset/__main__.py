@@ -24,7 +24,9 @@ def stage(params: Params) -> None:
     store = DataStore(paths.DATA).require_interactions()
     frame, card = read_training_table(store, params.labels, params.split)
     digests = compute_text_digests(store.iter_rows(Interaction))
-    result = validate_training(frame, digests, card.near_duplicates.left_out, card.contradicting, params.quality)
+    result = validate_training(
+        frame, digests, card.near_duplicates.left_out, card.contradicting.messages, params.quality
+    )
     artifacts.write_json(paths.QUALITY, result.to_dict())
     if not result.success:
         raise AbstainError(Code.LOW_QUALITY, f"the training table fails validation, {result.describe_first_failure()}")
