@@ -5,14 +5,18 @@ A value that is not defined for the answers is None (null in JSON).
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-from abstain.core.markdown import is_defined
 
-Value = Annotated[float | None, BeforeValidator(lambda value: value if is_defined(value) else None)]
-"""A metric; None if it is not defined for the answers, for which the computations have nan."""
+def _to_finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+Value = Annotated[float | None, BeforeValidator(_to_finite)]
+"""A number; None if it is undefined, because JSON has neither nan nor infinity."""
 
 
 class ResultRecord(BaseModel):

@@ -1,5 +1,7 @@
 """The automations on a real server."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING

@@ -7,17 +7,17 @@ examples of an alarm are ids of interactions.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, ConfigDict
 from sqlalchemy import Row, delete, select
 
 from abstain.core.codes import Code
 from abstain.core.formatting import join_words
+from abstain.core.result_record import Value
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.schema import WINDOWS
 from abstain.data.store.record_keys import from_microseconds, to_microseconds
@@ -48,14 +48,6 @@ class Alarm:
     def kind(self) -> str:
         """The kind of alarm in words, such as "guarantee violated"."""
         return self.code.name.replace("_", " ").lower()
-
-
-def _to_finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
-
-
-Value = Annotated[float | None, BeforeValidator(_to_finite)]
-"""A number; None if it is undefined, because JSON has neither nan nor infinity."""
 
 
 class WindowPart(BaseModel):
