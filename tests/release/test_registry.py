@@ -217,15 +217,22 @@ def test_find_rollback_target_is_highest_below_or_latest_event() -> None:
 def test_require_production_without_usable_version_raises() -> None:
     made = make_registry("v1.0.0")
     assert made.require_production() == made.production
-    for unusable in (Registry(), made.model_copy(update={"blocked": {"v1.0.0": "by hand"}})):
-        with pytest.raises(AbstainError) as error:
+    for unusable, name in (
+        (Registry(), "abstain retrain"),
+        (made.model_copy(update={"blocked": {"v1.0.0": "by hand"}}), "by hand"),
+    ):
+        with pytest.raises(AbstainError, match=name) as error:
             unusable.require_production()
         assert error.value.code == Code.NO_VERSION
-    for without_taint in (Registry(), made):
+    for registry, name in ((Registry(), "in production"), (made, "v1.0.0")):
+        with pytest.raises(AbstainError, match=name) as error:
+            registry.require_taint()
+        assert error.value.code == Code.NO_VERSION
         with pytest.raises(AbstainError) as error:
-            without_taint.require_taint()
+            registry.find_rollback_target(None)
         assert error.value.code == Code.NO_VERSION
 
 
 def test_get_next_version_skips_all_tagged_ones() -> None:
+    assert get_next_version(["v1.4.2"], ["probe@v1.5.0"]) == "v1.6.0"
     assert get_next_version(["v1.4.2"], ["probe@v1.5.0", "probe@v1.6.0"]) == "v1.7.0"
