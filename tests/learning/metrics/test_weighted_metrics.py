@@ -1,3 +1,4 @@
+import inspect
 import math
 
 import numpy as np
@@ -236,6 +237,13 @@ def test_metrics_wrong_lengths_or_labels_raise(metric: Metric) -> None:
     for label in (2, 0.5, math.nan):
         with pytest.raises(ValueError, match="neither 0 nor 1"):
             metric(np.array([0, 1, label]), confidence)
+
+
+def test_metric_signature_is_that_of_a_caller() -> None:
+    assert str(inspect.signature(error_recall)).replace("'", "") == (
+        "(correct: np.ndarray, confidence: np.ndarray, weight: Weight = None, *, max_withheld_share: float = 0.15)"
+        " -> float | np.ndarray"
+    )
 
 
 def test_calibration_metrics_reject_non_probabilities() -> None:

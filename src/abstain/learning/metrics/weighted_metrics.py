@@ -1,7 +1,6 @@
 """Weighted metrics of a confidence, the same for every scorer.
 
-`correct` is 0 or 1, and `confidence` is higher if an answer is more likely correct. Both are (rows,). An answer is
-shown if its confidence is at least `threshold`. A metric is in [0, 1] unless its docstring has another range.
+`correct` is 0 or 1, and `confidence` is higher if an answer is more likely correct. Both are (rows,).
 
 Notes:
 
@@ -20,6 +19,7 @@ and `reliability` need a probability and raise `ValueError` for other values.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, Protocol
@@ -49,6 +49,12 @@ def _metric(compute: Callable[..., np.ndarray]) -> Metric:
             values = compute(correct, confidence, np.atleast_2d(weights), **options)
         return float(values[0]) if weights.ndim == 1 else values
 
+    signature = inspect.signature(compute)
+    parameters = dict(signature.parameters)
+    parameters["weight"] = parameters["weight"].replace(default=None, annotation="Weight")
+    metric.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=list(parameters.values()), return_annotation="float | np.ndarray"
+    )
     return metric
 
 
@@ -100,7 +106,13 @@ def weighted_mean(values: np.ndarray, weight: Weight = None) -> Any:
 def auroc(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """Compute the area under the ROC curve: P(correct outscores incorrect) + P(tie) / 2.
 
-    It is nan if one class is missing.
+    Args:
+        correct: (rows,) 0 or 1.
+        confidence: (rows,) on any scale; nan ranks below all others.
+        weight: (rows,) or (n_resamples, rows); None means equal weights.
+
+    Returns:
+        A float in [0, 1], or (n_resamples,); nan if one class is missing.
 
     Examples:
         >>> auroc(np.array([0, 0, 1, 1]), np.array([0.1, 0.4, 0.35, 0.8]))
@@ -118,7 +130,15 @@ def auroc(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray) -> np
 def auprc(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray) -> np.ndarray:
     """Compute the average precision, sum_n (R_n - R_{n-1}) P_n over the distinct confidences.
 
-    Its chance level is the base rate. It is nan if no answer is correct.
+    Its chance level is the base rate.
+
+    Args:
+        correct: (rows,) 0 or 1.
+        confidence: (rows,) on any scale; nan ranks below all others.
+        weight: (rows,) or (n_resamples, rows); None means equal weights.
+
+    Returns:
+        A float in [0, 1], or (n_resamples,); nan if no answer is correct.
     """
     tp, fp = _cumulative_counts(correct, confidence, weight)
     precision = _divide(tp, tp + fp, undefined=0.0)
@@ -130,6 +150,14 @@ def aurc(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray) -> np.
     """Compute the area under the risk-coverage curve, sum_n (C_n - C_{n-1}) r_n; lower is better.
 
     It is the mean of the risk r over all coverages C (Geifman, Uziel and El-Yaniv 2019).
+
+    Args:
+        correct: (rows,) 0 or 1.
+        confidence: (rows,) on any scale; nan ranks below all others.
+        weight: (rows,) or (n_resamples, rows); None means equal weights.
+
+    Returns:
+        A float in [0, 1], or (n_resamples,).
     """
     tp, fp = _cumulative_counts(correct, confidence, weight)
     shown = tp + fp
@@ -143,7 +171,14 @@ def error_recall(
 ) -> np.ndarray:
     """Compute the share of all errors that is caught by withholding the least confident answers.
 
-    It is nan if no answer is withheld.
+    Args:
+        correct: (rows,) 0 or 1.
+        confidence: (rows,) on any scale; nan ranks below all others.
+        weight: (rows,) or (n_resamples, rows); None means equal weights.
+        max_withheld_share: Largest share of answers to withhold, in [0, 1). The actual share is `withheld_share`.
+
+    Returns:
+        A float in [0, 1], or (n_resamples,); nan if no answer is withheld.
     """
     errors, withheld = _compute_withheld_shares(correct, confidence, weight, max_withheld_share)
     return np.where(withheld > 0, errors, np.nan)
@@ -157,7 +192,14 @@ def withheld_share(
 
     Equally confident answers are withheld together or not at all, so the result may be much smaller, or 0.
 
-    It is in [0, `max_withheld_share`].
+    Args:
+        correct: (rows,) 0 or 1.
+        confidence: (rows,) on any scale; nan ranks below all others.
+        weight: (rows,) or (n_resamples, rows); None means equal weights.
+        max_withheld_share: Largest share of answers to withhold, in [0, 1).
+
+    Returns:
+        A float in [0, `max_withheld_share`], or (n_resamples,).
     """
     _, withheld = _compute_withheld_shares(correct, confidence, weight, max_withheld_share)
     return withheld
@@ -169,7 +211,14 @@ def error_recall_over_random(
 ) -> np.ndarray:
     """Compute `error_recall` / `withheld_share`: the gain over withholding as many answers at random.
 
-    It is >= 0, and 1 for a random order. It is nan if no answer is withheld.
+    Args:
+        correct: (rows,) 0 or 1.
+        confidence: (rows,) on any scale; nan ranks below all others.
+        weight: (rows,) or (n_resamples, rows); None means equal weights.
+        max_withheld_share: Largest share of answers to withhold, in [0, 1).
+
+    Returns:
+        A float >= 0, 1 for a random order, or (n_resamples,); nan if no answer is withheld.
     """
     errors, withheld = _compute_withheld_shares(correct, confidence, weight, max_withheld_share)
     return _divide(errors, withheld)
@@ -182,7 +231,16 @@ def error_recall_vs_best(
     """Compute `error_recall` as a share of its largest possible value.
 
     With an error rate e and a withheld share s the largest value is min(1, s / e): with 40 % errors, 15 % withheld
-    answers catch at most 37.5 % of them. It is nan if no answer is withheld.
+    answers catch at most 37.5 % of them.
+
+    Args:
+        correct: (rows,) 0 or 1.
+        confidence: (rows,) on any scale; nan ranks below all others.
+        weight: (rows,) or (n_resamples, rows); None means equal weights.
+        max_withheld_share: Largest share of answers to withhold, in [0, 1).
+
+    Returns:
+        A float in [0, 1], or (n_resamples,); nan if no answer is withheld.
     """
     errors, withheld = _compute_withheld_shares(correct, confidence, weight, max_withheld_share)
     error_rate = _divide(_weighted_sum(weight, 1 - correct), weight.sum(axis=1))
@@ -191,7 +249,19 @@ def error_recall_vs_best(
 
 @_metric
 def brier(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    """Compute the Brier score, the mean of (p - y)^2; lower is better."""
+    """Compute the Brier score, the mean of (p - y)^2; lower is better.
+
+    Args:
+        correct: (rows,) y, 0 or 1.
+        confidence: (rows,) p, probabilities in [0, 1]; nan counts as 0.
+        weight: (rows,) or (n_resamples, rows); None means equal weights.
+
+    Returns:
+        A float in [0, 1], or (n_resamples,).
+
+    Raises:
+        ValueError: A confidence is outside of [0, 1].
+    """
     return _divide(_weighted_sum(weight, (_validate_probability(confidence) - correct) ** 2), weight.sum(axis=1))
 
 
@@ -200,6 +270,18 @@ def ece(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, *, n_bi
     """Compute the expected calibration error, sum_b (W_b / W) |accuracy_b - mean probability_b|; lower is better.
 
     The bins have equal widths.
+
+    Args:
+        correct: (rows,) 0 or 1.
+        confidence: (rows,) probabilities in [0, 1]; nan counts as 0.
+        weight: (rows,) or (n_resamples, rows); None means equal weights.
+        n_bins: Number of bins.
+
+    Returns:
+        A float in [0, 1], or (n_resamples,).
+
+    Raises:
+        ValueError: A confidence is outside of [0, 1].
     """
     probability = _validate_probability(confidence)
     bin_index = _assign_bins(probability, n_bins)
@@ -211,7 +293,17 @@ def ece(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, *, n_bi
 
 @_metric
 def accuracy(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, *, threshold: float = 0.5) -> np.ndarray:
-    """Compute the share of answers that are correct and shown, or incorrect and withheld."""
+    """Compute the share of answers that are correct and shown, or incorrect and withheld.
+
+    Args:
+        correct: (rows,) 0 or 1.
+        confidence: (rows,); nan is withheld.
+        weight: (rows,) or (n_resamples, rows); None means equal weights.
+        threshold: Answers with confidence >= `threshold` are shown.
+
+    Returns:
+        A float in [0, 1], or (n_resamples,).
+    """
     return _divide(_weighted_sum(weight, (confidence >= threshold) == (correct == 1)), weight.sum(axis=1))
 
 
@@ -219,7 +311,14 @@ def accuracy(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, *,
 def f1(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, *, threshold: float = 0.5) -> np.ndarray:
     """Compute F1, the harmonic mean of precision and recall: 2 P R / (P + R).
 
-    It is nan if no answer is shown and none is correct.
+    Args:
+        correct: (rows,) 0 or 1.
+        confidence: (rows,); nan is withheld.
+        weight: (rows,) or (n_resamples, rows); None means equal weights.
+        threshold: Answers with confidence >= `threshold` are shown.
+
+    Returns:
+        A float in [0, 1], or (n_resamples,); nan if no answer is shown and none is correct.
     """
     shown = confidence >= threshold
     return _divide(
@@ -231,7 +330,14 @@ def f1(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, *, thres
 def precision(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, *, threshold: float = 0.5) -> np.ndarray:
     """Compute the share of the shown answers that is correct.
 
-    It is nan if no answer is shown.
+    Args:
+        correct: (rows,) 0 or 1.
+        confidence: (rows,); nan is withheld.
+        weight: (rows,) or (n_resamples, rows); None means equal weights.
+        threshold: Answers with confidence >= `threshold` are shown.
+
+    Returns:
+        A float in [0, 1], or (n_resamples,); nan if no answer is shown.
     """
     shown = confidence >= threshold
     return _divide(_weighted_sum(weight, shown & (correct == 1)), _weighted_sum(weight, shown))
@@ -241,14 +347,31 @@ def precision(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, *
 def recall(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, *, threshold: float = 0.5) -> np.ndarray:
     """Compute the share of the correct answers that is shown.
 
-    It is nan if no answer is correct.
+    Args:
+        correct: (rows,) 0 or 1.
+        confidence: (rows,); nan is withheld.
+        weight: (rows,) or (n_resamples, rows); None means equal weights.
+        threshold: Answers with confidence >= `threshold` are shown.
+
+    Returns:
+        A float in [0, 1], or (n_resamples,); nan if no answer is correct.
     """
     return _divide(_weighted_sum(weight, (confidence >= threshold) & (correct == 1)), _weighted_sum(weight, correct))
 
 
 @_metric
 def coverage(correct: np.ndarray, confidence: np.ndarray, weight: np.ndarray, *, threshold: float = 0.5) -> np.ndarray:
-    """Compute the share of all answers that is shown."""
+    """Compute the share of all answers that is shown.
+
+    Args:
+        correct: (rows,) 0 or 1; not used.
+        confidence: (rows,); nan is withheld.
+        weight: (rows,) or (n_resamples, rows); None means equal weights.
+        threshold: Answers with confidence >= `threshold` are shown.
+
+    Returns:
+        A float in [0, 1], or (n_resamples,).
+    """
     return _divide(_weighted_sum(weight, confidence >= threshold), weight.sum(axis=1))
 
 
