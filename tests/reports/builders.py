@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -108,6 +109,14 @@ def evaluated(*, guaranteed: bool = True, few: bool = False, changed: Mapping[st
         part[last] = copy.deepcopy(value)
     result = EvaluationResult.from_files(parts["metrics"], parts["evaluation"])
     return Evaluated(result, DataCard.from_dict(parts["dataset"]), plot_tables(tables, result))
+
+
+def assert_golden(name: str, text: str) -> None:
+    """Fail if the text differs from the file `golden/NAME`; `REGENERATE_GOLDEN=1 pytest tests/reports` writes it."""
+    file = GOLDEN / name
+    if os.environ.get("REGENERATE_GOLDEN"):
+        file.write_text(text, encoding="utf-8")
+    assert text.splitlines() == file.read_text(encoding="utf-8").splitlines(), "REGENERATE_GOLDEN=1 rewrites the file"
 
 
 def make_holdout_metrics(at_threshold: Mapping[str, Any] = {}, **values: Any) -> HoldoutMetrics:

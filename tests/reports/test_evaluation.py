@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from abstain.core.formatting import format_percent_near
 from abstain.core.markdown import bold, document, heading, paragraph, records_table, table, to_single_line
@@ -22,10 +21,10 @@ from tests.reports.builders import (
     LINK,
     NASTY,
     TAG,
+    assert_golden,
     evaluated,
     make_contradiction,
 )
-from tests.reports.golden_files import assert_golden
 from tests.reports.reading import READER, Page, said_in_markdown, said_on_page, shown, tokens, words
 
 IMAGES = {name: f"<svg>{name}</svg>".encode() for name in PLOTS}
@@ -38,10 +37,6 @@ STATES: dict[str, dict[str, Any]] = {
 
 def render_markdown(**options: Any) -> str:
     return render_evaluation(*evaluated(**options))
-
-
-def find_section(markdown: str, title: str) -> str:
-    return markdown.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
 MARKDOWN = render_markdown()
@@ -76,11 +71,9 @@ FOUR_GROUPS = KEPT | {f"{AT_THRESHOLD}.shown_groups": 4}
         ("warned", "precision", 0.85, FOUR_GROUPS, True),
         ("warned", "precision", 0.85, BROKEN, False),
         ("warned", "precision", 0.85, NOTHING, False),
-        ("warned", "precision", 0.85, FEW, False),
         ("passed", "error_rate", 0.11, BROKEN, True),
         ("failed", "error_rate", 0.1, BROKEN, True),
         ("warned", "error_rate", 0.1, NOTHING, True),
-        ("warned", "error_rate", 0.1, FEW, True),
     ],
 )
 def test_make_verdict_state_opens_the_report(
@@ -122,16 +115,12 @@ def test_evaluation_result_round_trip_keeps_values() -> None:
     assert EvaluationResult.from_files(**content) == result
     scorer = content["metrics"]["holdout"]["scorers"]["probe"]
     assert result.served_metrics.get("brier_low") == scorer["brier_low"] and result.served_metrics.get("x") is None
-    del scorer["auroc_low"]
-    with pytest.raises(ValidationError, match="auroc_low"):
-        EvaluationResult.from_files(**content)
 
 
 def test_report_context_audit_depends_on_the_loss() -> None:
     def finding(**changed: float | None) -> str:
         changes = {f"evaluation.audits.context_removed.0.{name}": value for name, value in changed.items()}
-        text = find_section(render_markdown(changed=changes), "Audits")
-        return text.partition("### Context removed\n\n")[2].partition("\n")[0]
+        return render_markdown(changed=changes).partition("### Context removed\n\n")[2].partition("\n")[0]
 
     clear = {"auroc": 0.8, "auroc_lost": 0.18, "auroc_lost_low": 0.1, "auroc_lost_high": 0.2}
     assert "40 %" in finding(auroc_changed=0.62, **clear) and "0 %" in finding(auroc_changed=0.45, **clear)
@@ -145,10 +134,7 @@ TAGS = {
     "figcaption", "img", "bdi",
 }  # fmt: skip
 BLOCKS = ("heading", "paragraph", "table", "thead", "tbody", "tr", "th", "td")
-PLAIN = {
-    *("inline", "text", "text_special"),
-    *(f"{part}_{end}" for part in BLOCKS for end in ("open", "close")),
-}
+PLAIN = {"inline", "text", "text_special", *(f"{part}_{end}" for part in BLOCKS for end in ("open", "close"))}
 MARKED = ("strong", "em", "bullet_list", "ordered_list", "list_item")
 TOKENS = {*PLAIN, "softbreak", "image", *(f"{part}_{end}" for part in MARKED for end in ("open", "close"))}
 """All that a page, texts and tables in Markdown, and a whole report in Markdown are made of."""
@@ -295,10 +281,6 @@ def test_records_table_has_one_line_per_row() -> None:
     assert not {"link_open", "html_inline"} & {token.type for token in tokens(records)}
 
 
-@pytest.mark.parametrize(
-    ("value", "target", "text"),
-    [(0.8501, 0.85, "85.01 %"), (0.84999, 0.85, "84.999 %"), (0.85, 0.85, "85.0 %"), (0.7, 0.85, "70.0 %")],
-)
-def test_format_percent_near_separates_value_and_target(value: float, target: float, text: str) -> None:
-    assert format_percent_near(value, target) == text
-    assert format_percent_near(None, target) == "not defined"
+def test_format_percent_near_separates_value_and_target() -> None:
+    texts = [format_percent_near(value, 0.85) for value in (0.8501, 0.84999, 0.85, 0.7, None)]
+    assert texts == ["85.01 %", "84.999 %", "85.0 %", "70.0 %", "not defined"]

@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.colors import to_rgb
 
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.reports.plots import CURVES, PLOTS, render_plot
@@ -27,40 +28,29 @@ def read_texts(svg: bytes) -> list[str]:
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", PLOTS)
-def test_render_plot_is_small_deterministic_svg(name: str) -> None:
+def test_render_plot_is_small_svg_in_theme_colours(name: str) -> None:
     svg = draw(name)
     assert read_texts(svg)
     assert 5_000 < len(svg) < 40_000
     assert svg == render_plot(name, TABLES[name])
     assert re.findall(rb"<(?:script|image|a)\b|href=\"(?!#)|<metadata", svg) == []
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("name", PLOTS)
-def test_render_plot_uses_theme_colours(name: str) -> None:
-    drawing = re.sub(rb"<style>.*?</style>", b"", draw(name), flags=re.DOTALL)
+    drawing = re.sub(rb"<style>.*?</style>", b"", svg, flags=re.DOTALL)
     used = {colour.decode() for colour in re.findall(rb"#[0-9a-f]{6}", drawing)}
     assert used <= set(LIGHT.values())
     assert len(used) >= 4
-    assert LIGHT.keys() == DARK.keys()
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
 def test_theme_contrast_meets_wcag(theme: dict[str, str]) -> None:
     """WCAG 2.1: 4.5 to 1 for text, 3 to 1 for what is drawn; a grid may be faint."""
-    for name in ("text", "soft"):
-        assert compute_contrast(theme[name], theme["paper"]) >= 4.5, name
-    for name in ("blue", "orange", "green", "grey"):
-        assert compute_contrast(theme[name], theme["paper"]) >= 3, name
-
-
-def compute_contrast(one: str, other: str) -> float:
-    light, dark = sorted((compute_luminance(one), compute_luminance(other)), reverse=True)
-    return (light + 0.05) / (dark + 0.05)
+    limits = {"text": 4.5, "soft": 4.5, "blue": 3, "orange": 3, "green": 3, "grey": 3}
+    for name, limit in limits.items():
+        dark, light = sorted(compute_luminance(theme[key]) for key in (name, "paper"))
+        assert (light + 0.05) / (dark + 0.05) >= limit, name
 
 
 def compute_luminance(colour: str) -> float:
-    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    parts = to_rgb(colour)
     red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 

@@ -24,7 +24,7 @@ from abstain.ingest.report import IngestReport
 from abstain.reports.data_reports.charts import LANGUAGES_SHOWN, drift_images, histogram
 from abstain.reports.data_reports.ingest import ingest_report
 from abstain.reports.data_reports.validation import validation_report
-from tests.reports.golden_files import assert_golden
+from tests.reports.builders import assert_golden
 from tests.reports.reading import Page, said_in_markdown, said_on_page
 
 DRIFT = DriftStatistics(
