@@ -44,10 +44,13 @@ PAGE = render_html(MARKDOWN, IMAGES)
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_render_evaluation_matches_golden_file(state: str) -> None:
+def test_render_evaluation_is_golden_file_as_is_its_page(state: str) -> None:
     markdown = render_markdown(**STATES[state])
     assert_golden(f"{state}.md", markdown)
     assert render_leaderboard(evaluated(**STATES[state]).result).strip() in markdown
+    assert said_on_page(render_html(markdown, IMAGES)) == said_in_markdown(markdown)
+    assert not {"nan", "None", "inf", "Undefined"} & set(words(shown(markdown)))
+    assert not re.search(r"(?<![\w.])/(?:home|work|tmp|root|Users)/", markdown), "no absolute path"
 
 
 def rates(precision: float | None, coverage: float = 0.5026, shown: int = 96) -> dict[str, Any]:
@@ -138,14 +141,6 @@ PLAIN = {"inline", "text", "text_special", *(f"{part}_{end}" for part in BLOCKS 
 MARKED = ("strong", "em", "bullet_list", "ordered_list", "list_item")
 TOKENS = {*PLAIN, "softbreak", "image", *(f"{part}_{end}" for part in MARKED for end in ("open", "close"))}
 """All that a page, texts and tables in Markdown, and a whole report in Markdown are made of."""
-
-
-@pytest.mark.parametrize("state", STATES)
-def test_page_has_the_words_of_the_markdown(state: str) -> None:
-    markdown = render_markdown(**STATES[state])
-    assert said_on_page(render_html(markdown, IMAGES)) == said_in_markdown(markdown)
-    assert not {"nan", "None", "inf", "Undefined"} & set(words(shown(markdown)))
-    assert not re.search(r"(?<![\w.])/(?:home|work|tmp|root|Users)/", markdown), "no absolute path"
 
 
 def test_page_user_text_stays_text() -> None:
