@@ -1,18 +1,29 @@
 import hashlib
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from itertools import count
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from abstain.core.contracts import Chunk, Document
 from abstain.core.errors import AbstainError
 from abstain.knowledge.documents import chunks as module
+from abstain.knowledge.documents import versioning
 from abstain.knowledge.documents.chunks import DEFAULT_BUDGET, chunk_document
-from abstain.knowledge.documents.reader import parse_document
+from abstain.knowledge.documents.sections import MAX_HEADING, split_sections
 from abstain.knowledge.documents.tokens import make_token_counter
+from abstain.knowledge.documents.versioning import update_chunks
 from tests.knowledge.builders import document
+
+COUNT = make_token_counter()
+SUBSECTIONS = "Intro.\n\n# Gold Card\n\nTop.\n\n## Fees\n\n### Abroad\n\nA.\n\n### At home\n\nH.\n\n## Limits\n\nL.\n"
+IN_BLOCKS = "- a\n\n  # b\n\n> # c\n\n```\n# d\n```\n\n<div>\n# e\n</div>\n\n    # f"
+LARGE = "word " * (MAX_HEADING // 5 + 1)
 
 
 def chunks(body: str, budget: int = 600, size: Callable[[str], int] = len) -> list[tuple[str, str]]:
@@ -55,15 +66,10 @@ def test_chunk_document_list_item_is_never_cut() -> None:
     assert chunks(f"{long}\n{nested}\n- last", budget=40) == [("list", long), ("list", nested), ("list", "- last")]
 
 
-def test_chunk_document_cuts_between_sentences() -> None:
-    sentences = [f"This is sentence number {n}." for n in range(6)]
-    found = chunks(" ".join(sentences), budget=70)
-    assert [text for _, text in found] == [" ".join(sentences[n : n + 2]) for n in (0, 2, 4)]
-
-
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
+        ("aa. bb. c d e.", ["aa. bb.", "c d e."]),  # between sentences, though a word more had fitted
         ("one two three four five six", ["one two", "three four", "five six"]),  # a long sentence between words
         ("one two. three four. five", ["one two.", "three", "four. five"]),
         ("one. two three four five", ["one. two", "three four", "five"]),
@@ -71,7 +77,7 @@ def test_chunk_document_cuts_between_sentences() -> None:
         ("~~~\na b c\nd e f g h i\n```\n~~~", ["~~~\na b c", "d e f g h", "i\n```\n~~~"]),  # code: between lines
     ],
 )
-def test_chunk_document_cuts_between_words_or_lines(body: str, expected: list[str]) -> None:
+def test_chunk_document_cuts_between_sentences_words_or_lines(body: str, expected: list[str]) -> None:
     found = chunk_document(document(body, title="T"), budget=12, count_tokens=len)
     assert [chunk.text.removeprefix("T\n") for chunk in found] == expected
 
@@ -82,11 +88,6 @@ def test_chunk_document_long_path_leaves_half_the_budget() -> None:
         "one two three four five",
         "six seven eight",
     ]
-
-
-def test_chunk_document_long_heading_is_text() -> None:
-    large = "word " * 50
-    assert chunks(f"a\n\n## {large}\n\nb") == [("text", f"a\n\n{large.strip()}\n\nb")]
 
 
 def test_chunk_document_fields_are_of_document_and_content() -> None:
@@ -111,16 +112,9 @@ def test_chunk_document_two_chunks_of_one_id_raise(monkeypatch: pytest.MonkeyPat
 
 
 def test_chunk_document_budget_is_in_tokens_of_the_encoder() -> None:
-    size = make_token_counter()
     body = " ".join(f"Antidisestablishmentarianism costs {n} euros." for n in range(200))
     found = chunk_document(document(body))
-    assert all(DEFAULT_BUDGET - 20 < size(chunk.text) <= DEFAULT_BUDGET for chunk in found[:-1])
-
-
-def test_chunk_document_carriage_return_loses_nothing() -> None:
-    text = "---\ndoc_id: gold\ntitle: Gold\nupdated_at: 2026-08-01T00:00:00Z\n---\none\r\rtwo\n\n- x\n- y\n"
-    found = " ".join(chunk.text for chunk in chunk_document(parse_document(text, "gold.md")))
-    assert [word for word in ("one", "two", "- x", "- y") if found.count(word) != 1] == []
+    assert all(DEFAULT_BUDGET - 20 < COUNT(chunk.text) <= DEFAULT_BUDGET for chunk in found[:-1])
 
 
 @pytest.mark.slow
@@ -128,16 +122,14 @@ def test_chunk_document_carriage_return_loses_nothing() -> None:
     "body",
     [
         "".join(f"w{n} " for n in range(40_000)),
-        "".join(f"This is sentence {n}. " for n in range(12_000)),
         "".join(chr(0x4E00 + n % 20_000) for n in range(80_000)),
         "".join(f"{n:x}" for n in range(50_000)),
     ],
-    ids=["no sentence ends", "sentences", "no spaces", "no word"],
+    ids=["no sentence ends", "no spaces", "no word"],
 )
 def test_chunk_document_huge_paragraph_stays_in_budget(body: str) -> None:
-    size = make_token_counter()
     found = chunk_document(document(body))
-    assert max(size(chunk.text) for chunk in found) <= DEFAULT_BUDGET + 1
+    assert max(COUNT(chunk.text) for chunk in found) <= DEFAULT_BUDGET + 1
     assert max(len(chunk.text) for chunk in found) < 8 * DEFAULT_BUDGET
     kept = "".join(chunk.text.partition("\n")[2] for chunk in found)
     assert re.sub(r"\s", "", kept) == re.sub(r"\s", "", body)
@@ -202,3 +194,134 @@ def test_chunk_document_any_markup_keeps_every_letter(body: str, budget: int) ->
     assume(not re.search(r"^\s*-+\s*$", body, re.MULTILINE))
     found = "".join(chunk.text.partition("\n")[2] for chunk in chunk_document(document(body), budget, len))
     assert [letter for letter in "abc" if (letter in body) != (letter in found)] == []
+
+
+@pytest.mark.parametrize(
+    ("body", "sections"),
+    [
+        (
+            SUBSECTIONS,
+            [
+                ("Gold Card", "Intro."),
+                ("Gold Card", "Top."),  # a first heading that repeats the title is no section
+                ("Gold Card > Fees > Abroad", "A."),
+                ("Gold Card > Fees > At home", "H."),
+                ("Gold Card > Limits", "L."),
+            ],
+        ),
+        ("# Fees\n\n## Abroad\n", []),
+        ("# Fees\n \n\t\n## Abroad\n\nx", [("Gold Card > Fees > Abroad", "x")]),
+        (
+            "Fees\n====\n\n#### Deep\n\nd\n\n## Less  deep\n\nl\n",
+            [("Gold Card > Fees > Deep", "d"), ("Gold Card > Fees > Less deep", "l")],
+        ),
+        ("# Fees\n\na\n\n# Fees\n\nb\n", [("Gold Card > Fees", "a"), ("Gold Card > Fees", "b")]),
+        (IN_BLOCKS, [("Gold Card", IN_BLOCKS)]),
+        (f"# Fees\n\na\n\n## {LARGE}\n\nb", [("Gold Card > Fees", f"a\n\n## {LARGE}\n\nb")]),
+    ],
+    ids=["subsections", "empty", "blank", "skipped level", "repeated", "inside a block", "long heading"],
+)
+def test_split_sections_paths_and_bodies(body: str, sections: list[tuple[str, str]]) -> None:
+    assert [(" > ".join(one.path), one.body.strip()) for one in split_sections(document(body))] == sections
+
+
+lines = st.sampled_from(
+    ["# A", "## B", "### C", "####", "x", "- y", "  - z", "", "| a | b |", "|---|---|", "===", "---", "> q"]
+)
+
+
+@given(st.lists(lines, max_size=15).map("\n".join).filter(str.strip), st.sampled_from(["\n", "\r\n", "\r"]))
+def test_split_sections_every_line_is_in_one_section_or_heading(body: str, end: str) -> None:
+    parts = split_sections(document(body.replace("\n", end)))
+    lines = [line for one in parts for line in one.body.split("\n") if line.strip()]
+    rest = iter(line for line in document(body).body.split("\n") if line.strip())
+    assert all(line in rest for line in lines)  # in order, none twice
+    assert parts == split_sections(document(body))
+
+
+def test_token_counter_counts_words_and_unknown_ones_by_length() -> None:
+    """No special tokens, and nothing cut off."""
+    texts = {
+        "": 0,
+        "the fee": 2,
+        "unaffable": 3,
+        "the fee, really": 4,
+        "fee " * 5000: 5000,
+        f"the {'x' * 400} fee": 103,
+    }
+    assert {text: COUNT(text) for text in texts} == texts
+
+
+@given(st.lists(st.text(max_size=8), max_size=6), st.sampled_from([" ", "\n", "\n\n"]))
+def test_token_counter_is_additive(parts: list[str], joint: str) -> None:
+    assert COUNT(joint.join(parts)) == sum(map(COUNT, parts))
+
+
+def test_make_token_counter_without_a_tokenizer_raises(tmp_path: Path) -> None:
+    with pytest.raises(AbstainError, match=r"tokenizer\.json is not there: chunks are measured by the encoder's"):
+        make_token_counter(tmp_path)
+
+
+AT = datetime(2026, 9, 1, tzinfo=UTC)
+LATER = AT + timedelta(days=1)
+FIRST = document("# A\n\none\n\n# B\n\ntwo")
+SECOND = document("# A\n\none\n\n# B\n\nTWO", updated_at="2026-09-01T00:00:00Z", entitlements=("staff",))
+CHUNKS = update_chunks([], None, FIRST, AT)
+
+
+def list_texts(found: tuple[Chunk, ...]) -> list[tuple[str, bool]]:
+    """The text of each chunk, and whether it is still there."""
+    return [(chunk.text.partition("\n")[2], chunk.removed_at is None) for chunk in found]
+
+
+def test_update_chunks_new_document_is_added() -> None:
+    assert tuple(chunk_document(FIRST)) == CHUNKS
+
+
+def test_update_chunks_unchanged_document_is_not_cut_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut = Mock(side_effect=chunk_document)
+    monkeypatch.setattr(versioning, "chunk_document", cut)
+    assert update_chunks(CHUNKS, FIRST, FIRST.model_copy(), LATER) == CHUNKS
+    cut.assert_not_called()
+    assert update_chunks([], FIRST, FIRST, LATER) == CHUNKS, "its chunks were lost"
+
+
+def test_update_chunks_vanished_text_becomes_a_tombstone() -> None:
+    second = update_chunks(CHUNKS, FIRST, SECOND, LATER)
+    assert list_texts(second) == [("one", True), ("TWO", True), ("two", False)]
+    assert second[2] == CHUNKS[1].model_copy(update={"removed_at": LATER})
+    assert [chunk.entitlements for chunk in second] == [("staff",), ("staff",), ()]
+    assert (second[0].chunk_id, second[0].updated_at) == (CHUNKS[0].chunk_id, SECOND.updated_at)
+
+
+def test_update_chunks_returning_text_is_the_same_chunk() -> None:
+    third = update_chunks(update_chunks(CHUNKS, FIRST, SECOND, LATER), SECOND, FIRST, LATER)
+    assert list_texts(third) == [("one", True), ("two", True), ("TWO", False)]
+    assert third[:2] == CHUNKS
+
+
+def test_update_chunks_removed_document_is_all_tombstones() -> None:
+    second = update_chunks(CHUNKS, FIRST, SECOND, AT)
+    gone = update_chunks(second, SECOND, None, LATER)
+    assert [chunk.removed_at for chunk in gone] == [LATER, LATER, AT]
+    assert update_chunks(gone, None, None, LATER + timedelta(days=1)) == gone
+    assert list_texts(update_chunks(gone, None, SECOND, LATER)) == list_texts(second)
+
+
+sources = st.lists(st.sampled_from("abcde"), min_size=1, max_size=4).map(
+    lambda parts: document("\n\n".join(f"# {part}\n\n{part}" for part in parts))
+)
+
+
+@pytest.mark.heavy
+@given(st.lists(st.none() | sources, max_size=8))
+def test_update_chunks_an_id_always_means_its_text(versions: list[Document | None]) -> None:
+    chunks: tuple[Chunk, ...] = ()
+    text_by_id: dict[str, str] = {}
+    old = None
+    for day, new in enumerate(versions):
+        chunks, old = update_chunks(chunks, old, new, AT + timedelta(days=day)), new
+        text_by_id |= {chunk.chunk_id: chunk.text for chunk in chunks}
+        assert {chunk.chunk_id: chunk.text for chunk in chunks} == text_by_id
+        live_ids = {chunk.chunk_id for chunk in chunks if chunk.removed_at is None}
+        assert live_ids == {chunk.chunk_id for chunk in (chunk_document(new) if new else [])}

@@ -1,3 +1,5 @@
+"""HTML as Markdown: of pages, and of raw HTML and quotes in Markdown; never a way around whole rows and whole items."""
+
 import html
 import re
 
@@ -5,11 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from abstain.knowledge.documents import normalize_markdown as module
 from abstain.knowledge.documents.chunks import chunk_document
 from abstain.knowledge.documents.html import UnreadablePage, html_to_markdown
 from abstain.knowledge.documents.normalize_markdown import normalize_markdown
-from abstain.knowledge.documents.sections import split_sections
+from abstain.knowledge.documents.sections import parse_blocks, split_sections
 from tests.knowledge.builders import document
+from tests.knowledge.documents.test_chunks import chunks
 
 
 def markdown(body: str) -> str:
@@ -28,6 +32,7 @@ NO_CONTENT = (
     "<style>c</style><noscript>n</noscript><template>t</template><p hidden>h</p><?php p ?><svg><text>v</text></svg>"
     "<form><p>kept</p><input value=i><button>b</button><select><option>o</select></form><footer>(c)</footer>"
 )
+TABLE = "| A | B |\n| --- | --- |\n| 1 | 2 |"
 LAYOUT = "<table><tr><td>menu<td><h2>Fees</h2>none<table><tr><th>a<tr><td>1</table></table>"
 
 
@@ -121,10 +126,9 @@ def test_html_to_markdown_text_does_not_become_markup(text: str) -> None:
         assert found.text.replace("\\", "").replace("\n", " ").find(text.strip()) > 0
 
 
-@pytest.mark.parametrize("line", ["--- | ---", ":-- | --:"])
-def test_html_to_markdown_lines_like_a_table_are_text(line: str) -> None:
-    (found,) = chunk_document(document(markdown(f"<p>a | b<br>{line}<br>1 | 2")))
-    assert found.kind == "text"
+def test_html_to_markdown_lines_like_a_table_are_text() -> None:
+    for line in ("--- | ---", ":-- | --:"):
+        assert [kind for kind, _ in chunks(markdown(f"<p>a | b<br>{line}<br>1 | 2"))] == ["text"]
 
 
 @pytest.mark.slow
@@ -144,12 +148,9 @@ def test_html_table_of_too_many_places_raises(rows: str) -> None:
     assert normalize_markdown(f"<table>{rows}</table>") == f"<table>{rows}</table>"
 
 
-@pytest.mark.parametrize(
-    ("entity", "text"), [("&amp;", "&"), ("&#8364;", "€"), ("&nbsp;", " "), ("&shy;", ""), ("&x;", "&x;")]
-)
-def test_html_entities_are_decoded(entity: str, text: str) -> None:
-    assert markdown(f"<p>a{entity}b") == f"a{text}b"
-    assert html_to_markdown(f"<title>a{entity}b</title>")[0] == {"title": f"a{text}b"}
+def test_html_entities_are_decoded() -> None:
+    text, decoded = "a&amp;b&#8364;c&nbsp;d&shy;e&x;f", "a&b€c de&x;f"
+    assert html_to_markdown(f"<title>{text}</title><p>{text}") == ({"title": decoded}, decoded)
 
 
 signs = st.text(st.sampled_from("-#*>|1.<&` "), max_size=4).map(html.escape)
@@ -171,3 +172,100 @@ def test_html_any_page_keeps_every_word(parts: list[str]) -> None:
     below = re.findall(r"w\d{3}", re.sub("^#.*", "", found, flags=re.MULTILINE))  # a heading may have nothing below it
     chunked = " ".join(chunk.text for chunk in chunk_document(document(found))) if found else ""
     assert [word for word in below if word not in chunked] == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "<table>\n<tr><th>A</th><th>B</th></tr>\n<tr><td>1</td><td>2</td></tr>\n</table>",
+        "<TABLE border=1><tr><th>A<th>B<tr><td>1<td>2</TABLE>",
+        "<table>\n\n<tr><th>A</th><th>B</th></tr>\n\n    <tr><td>1</td>\n\n<td>2</td></tr>\n\n</table>",  # blank lines
+        "<table><tr><th>A<th>B<tr><td>1<td>2",  # never closed
+        '<div class="wide">\n<table><tr><th>A<th>B<tr><td>1<td>2</table>\n</div>',
+        "> <table><tr><th>A<th>B<tr><td>1<td>2</table>",
+        f"> {TABLE}".replace("\n", "\n> "),
+        f">> {TABLE}".replace("\n", "\n>> "),
+    ],
+)
+def test_normalize_table_in_any_notation_is_a_table(body: str) -> None:
+    assert chunks(body) == [("table", TABLE)]
+    assert chunks(f"x\n\n{body}\n\ny") == [("text", "x"), ("table", TABLE), ("text", "y")]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("<ul>\n<li>a\n<ul><li>b</ul>\n<li>c\n</ul>", "- a\n  - b\n- c"),
+        ("<ul>\n\n<li>a\n\n<ul><li>b</li></ul>\n\n</li>\n\n<li>c</li>\n\n</ul>", "- a\n  - b\n- c"),
+        ("<ol start=4><li>a<li>c</ol>", "4. a\n5. c"),
+        ("<dl><dt>a<dd>b<dt>c<dd>d</dl>", "- a: b\n- c: d"),
+        ("> - a\n>   b\n> - c", "- a\n  b\n- c"),
+        ("> - a\nb\n> - c", "- a\nb\n- c"),  # the mark left out where the text goes on
+        ("> 1. a\n> 2. c", "1. a\n2. c"),
+    ],
+)
+def test_normalize_list_in_any_notation_is_a_list(body: str, expected: str) -> None:
+    assert chunks(body) == [("list", expected)]
+
+
+def test_normalize_text_around_a_list_stays() -> None:
+    assert chunks("All **fees**: <ul><li>a<li>b</ul> No more.\n\nx") == [
+        ("text", "All **fees**:"),
+        ("list", "- a\n- b"),
+        ("text", "No more.\n\nx"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "> quoted *text*\n> more\n",
+        "<b>html</b> and <div>html</div>\n",
+        "<div>\n\n- a\n\n</div>\n",
+        "the tag <table> alone\n",
+        "the tags `<ul><li>x</ul>` as code\n",
+        "> the tags ``<ul>`</ul>`` as code\n",
+        "```html\n<table><tr><td>x</table>\n```\n",
+        "    <table><tr><td>x</table>\n",
+        "<pre>\n<table>\n</pre>\n",
+        "<!-- <ul> -->\n\nx\n\n<!-- </ul> -->\n",
+        "- item\n\n  <table><tr><td>in an item, which is never cut</table>\n",
+        "<tablet> <olive> <dlx>\n",
+    ],
+)
+def test_normalize_other_text_stays(body: str) -> None:
+    assert normalize_markdown(body) == body
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "<ul>\n\n" * 2_000 + "x",
+        "<ul>" * 20_000 + "x",
+        "> " * 5_000 + "- x",
+        "> " * 5_000 + "<ul>x",
+        "`" * 99_999 + "x",
+    ],
+    ids=["blocks", "tags", "quotes", "quoted tags", "backticks"],
+)
+@pytest.mark.slow
+def test_normalize_deep_nesting_is_parsed_once(monkeypatch: pytest.MonkeyPatch, body: str) -> None:
+    parsed: list[int] = []
+    monkeypatch.setattr(module, "parse_blocks", lambda text: parsed.append(len(text)) or parse_blocks(text))
+    assert normalize_markdown(body).rstrip().endswith("x")
+    assert parsed == [len(body)]
+
+
+raw_tags = st.sampled_from(
+    ["<table>", "</table>", "<tr>", "<td>", "<th>", "<ul>", "</ul>", "<ol>", "<li>", "<dl>", "<dd>", "<div>", "</div>"]
+)
+other = st.sampled_from(["> ", "- ", "1. ", "| ", "\n", "\n\n", "    ", " ", "**", "&lt;", "`"])
+word = st.sampled_from(["aaa", "bbb.", "ccc"])
+
+
+@pytest.mark.heavy
+@settings(max_examples=200)
+@given(st.lists(st.one_of(raw_tags, other, word), min_size=1, max_size=30).map("".join).filter(str.strip))
+def test_normalize_any_html_keeps_every_letter(body: str) -> None:
+    found = "".join(chunk.text.partition("\n")[2] for chunk in chunk_document(document(body), 40, len))
+    assert [letter * 3 for letter in "abc" if (letter * 3 in body) != (letter * 3 in found)] == []

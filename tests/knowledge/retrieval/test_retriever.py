@@ -141,9 +141,3 @@ def test_search_max_gap_ignores_unreadable_hits() -> None:
     assert find(retriever, "fee", "staff") == ["a#1", "a#2", "b#1"]
     assert find(retriever, "fee", "staff", max_gap=0.5) == ["a#1", "a#2"]
     assert find(retriever, "loan", max_gap=0.5) == ["a#1", "a#2"]  # what may not be read does not raise the bar
-
-
-def test_search_question_without_known_words_scores_zero() -> None:
-    retriever, _ = make_retriever()
-    retriever.sync(CHUNKS)
-    assert [hit.score for hit in retriever.search("what?", 2)] == [0, 0]
