@@ -1,4 +1,3 @@
-import os
 from pathlib import Path
 
 import pytest
@@ -7,11 +6,10 @@ import torch
 from abstain.config.params import LLMParams
 from abstain.config.settings import Settings
 from abstain.llm.engine.loading import LoadedModel, find_model, load_model
+from tests.conftest import MODELS
 from tests.llm.builders import make_params, save_tiny_model
 
 torch.set_num_threads(1)  # tiny models: more threads only wait for each other
-
-REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -34,7 +32,7 @@ def tiny_params(tiny_folder: Path) -> LLMParams:
 @pytest.fixture(scope="session")
 def real_settings() -> Settings:
     """The caches of this machine, wherever the tests run."""
-    return Settings(home=Path(os.environ.get("ABSTAIN_HOME") or REPOSITORY / ".abstain"))
+    return Settings(home=MODELS.parent)
 
 
 @pytest.fixture(scope="session")

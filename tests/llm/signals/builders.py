@@ -21,6 +21,7 @@ from transformers import (
 from abstain.core.contracts import Context, Interaction
 from abstain.core.labels import Labels
 from abstain.llm.signals.base import FeatureBatch
+from tests import factories
 
 WINDOW = 64
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -36,14 +37,8 @@ SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 def interaction(
     answer: str = "5 euros", contexts: Sequence[str] = TEXTS, question: str = "What is the fee?", name: str = "i-1"
 ) -> Interaction:
-    return Interaction(
-        interaction_id=name,
-        asked_at="2026-09-01T12:00:00Z",
-        question=question,
-        answer=answer,
-        contexts=tuple(Context(chunk_id=f"doc#{at}", text=text) for at, text in enumerate(contexts)),
-        model="m@1",
-    )
+    given = tuple(Context(chunk_id=f"doc#{at}", text=text) for at, text in enumerate(contexts))
+    return factories.interaction(name, question=question, answer=answer, contexts=given)
 
 
 def numbered(n: int, **changes: Any) -> Interaction:
