@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 import pandas as pd
 
@@ -35,36 +34,29 @@ BY_GROUP = SplitParams(
 OPENS = datetime(2026, 9, 15, tzinfo=UTC)
 BY_TIME = BY_GROUP.model_copy(update={"by": "time", "holdout_from": OPENS})
 
-INTERACTION = ("interaction_id", "asked_at", "group", "product", "line_of_business", "display", "propensity", "batch")
-FEEDBACK = ("interaction_id", "given_at", "thumb", "user")
-REVIEW = ("interaction_id", "reviewed_at", "reviewer", "complete", "correct", "truthful", "inclusion_probability")
+INTERACTION = ["interaction_id", "asked_at", "group", "product", "line_of_business", "display", "propensity", "batch"]
+FEEDBACK = ["interaction_id", "given_at", "thumb", "user"]
+REVIEW = ["interaction_id", "reviewed_at", "reviewer", "complete", "correct", "truthful", "inclusion_probability"]
 
 
 def interactions(rows: Sequence[Interaction], batch: str = "000001") -> pd.DataFrame:
-    frame = _frame((_optional(row) | {"group": row.split_group, "batch": batch} for row in rows), INTERACTION)
-    frame = frame.astype({"propensity": "float64"})
+    computed = ("display", "propensity")  # which a dump leaves out where they are empty
+    dumped = [row.model_dump() | {name: getattr(row, name) for name in computed} for row in rows]
+    frame = pd.DataFrame(dumped, columns=INTERACTION).astype({"propensity": "float64"})
+    frame = frame.assign(group=[row.split_group for row in rows], batch=batch)
     frame["refusal"] = [is_refusal(row.answer, LABELS.refusals) for row in rows]
     return frame.join(find_near_duplicates([rows]), on="interaction_id")
 
 
-def _optional(row: Interaction) -> dict[str, Any]:
-    """With the fields, too, that are left out where they are empty."""
-    return {**row.model_dump(), "display": row.display, "propensity": row.propensity}
-
-
 def thumbs(rows: Iterable[Thumb]) -> pd.DataFrame:
-    return _frame((row.model_dump() for row in rows), FEEDBACK)
+    return pd.DataFrame([row.model_dump() for row in rows], columns=FEEDBACK)
 
 
 def reviews(rows: Iterable[Review], batch: str = "000001") -> pd.DataFrame:
-    frame = _frame((row.model_dump() for row in rows), REVIEW).astype({"inclusion_probability": "float64"})
-    return frame.assign(batch=batch)
+    frame = pd.DataFrame([row.model_dump() for row in rows], columns=REVIEW)
+    return frame.astype({"inclusion_probability": "float64"}).assign(batch=batch)
 
 
 def votes(*rows: tuple[int, int, bool]) -> pd.DataFrame:
     """(row, user, up) each."""
     return pd.DataFrame(rows, columns=["row", "user", "up"]).astype({"row": "int64", "user": "int64", "up": "bool"})
-
-
-def _frame(rows: Iterable[dict[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
-    return pd.DataFrame([[row[name] for name in columns] for row in rows], columns=list(columns))
