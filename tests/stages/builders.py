@@ -38,12 +38,7 @@ SHORTENED: Mapping[str, Mapping[str, Any]] = {
     "audits": {"enabled": ["context_removed", "answers_shuffled", "product_left_out"]},
     "serve": {"scorer": "probe"},
     "calibration": {"method": "isotonic"},
-    "threshold": {
-        "metric": "precision",
-        "target": 0.75,
-        "confidence": 0.8,
-        "min_shown": 10,
-    },
+    "threshold": {"metric": "precision", "target": 0.75, "confidence": 0.8, "min_shown": 10},
     "evaluation": {"min_n_eff": 15},
 }
 
