@@ -2,47 +2,25 @@
 
 import re
 from collections import Counter
-from html.parser import HTMLParser
 
+from bs4 import BeautifulSoup
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 READER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
-VOID = {"meta", "link", "img", "br"}  # however they are written
 
 
-class Page(HTMLParser):
+class Page:
     """The elements of a page with their attributes, and the text in each kind of element."""
 
     def __init__(self, page: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.texts: list[tuple[str, str]] = []
-        self.tables: list[list[list[str]]] = []
-        self.feed(page)
-        assert self.open == [], "every element is closed"
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-        if tag == "table":
-            self.tables.append([])
-        elif tag == "tr":
-            self.tables[-1].append([])
-        elif tag in ("td", "th"):
-            self.tables[-1][-1].append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID:
-            assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open:
-            self.texts.append((self.open[-1], data.replace("\xa0", " ")))
-        if "td" in self.open or ("th" in self.open and "table" in self.open):
-            self.tables[-1][-1][-1] += data.replace("\xa0", " ")
+        soup = BeautifulSoup(page.replace("\xa0", " "), "html.parser", multi_valued_attributes=None)
+        self.elements = [(element.name, element.attrs) for element in soup.find_all()]
+        self.texts = [(text.parent.name, str(text)) for text in soup.strings]
+        self.tables = [
+            [[cell.get_text() for cell in row.find_all(["td", "th"])] for row in table.find_all("tr")]
+            for table in soup.find_all("table")
+        ]
 
     def of(self, *tags: str) -> list[str]:
         return [text.strip() for tag, text in self.texts if tag in tags and text.strip()]
@@ -57,7 +35,7 @@ class Page(HTMLParser):
     @property
     def prose(self) -> str:
         """The text of the page but for the links of its contents, in one line."""
-        return " ".join(" ".join(text for tag, text in self.texts if tag not in ("style", "title", "a")).split())
+        return " ".join(" ".join(text for tag, text in self.texts if tag not in ("title", "a")).split())
 
 
 def tokens(markdown: str) -> list[Token]:
