@@ -5,32 +5,14 @@ from datetime import UTC, datetime
 
 import pandas as pd
 
-from abstain.config.params import LabelParams, SplitParams
 from abstain.core.contracts import Interaction, Review, Thumb
 from abstain.core.text import is_refusal
 from abstain.data.labels.near_duplicates import find_near_duplicates
+from tests.checkout import shipped_params
 
 FROZEN = datetime(2026, 10, 15, tzinfo=UTC)
-LABELS = LabelParams(
-    correct_if=("correct", "truthful", "complete"),
-    conflicts="latest",
-    thumb_weight=0.4,
-    max_thumb_weight=0.6,
-    thumb_model="agreement",
-    min_agreement=30,
-    user_shrinkage=20,
-    max_user_share=0.05,
-    refusals=("[Unanswerable", "I don't know"),
-)
-BY_GROUP = SplitParams(
-    by="group",
-    seed=11,
-    validation=0.25,
-    holdout=0.25,
-    holdout_from=None,
-    holdout_frozen_at=FROZEN,
-    max_component=0.05,
-)
+LABELS = shipped_params().labels
+BY_GROUP = shipped_params().split.model_copy(update={"seed": 11, "holdout_frozen_at": FROZEN})
 OPENS = datetime(2026, 9, 15, tzinfo=UTC)
 BY_TIME = BY_GROUP.model_copy(update={"by": "time", "holdout_from": OPENS})
 

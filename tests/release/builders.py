@@ -8,20 +8,10 @@ import numpy as np
 from abstain.config.params import PromotionParams
 from abstain.release.evaluation_set import CANDIDATE, EvaluationSet, PromotionCheck
 from abstain.release.promotion_check import CandidateMeasurements, PromotionDecision, check_candidate
+from tests.checkout import shipped_params
 
-PARAMS = PromotionParams(
-    false_promotion_rate=0.1,
-    max_comparisons=2,
-    bootstrap_confidence=0.95,
-    erasure_margin=0.02,
-    false_rejection_rate=0.05,
-    max_newest_drop=0.05,
-    max_coverage_drop=0.2,
-    max_precision_drop=0.05,
-    max_error_rate_excess=0.05,
-    max_slice_drop=0.15,
-    max_ece=0.15,
-    max_latency_ms=20,
+PARAMS = shipped_params().promotion.model_copy(
+    update={"max_comparisons": 2, "max_precision_drop": 0.05, "max_error_rate_excess": 0.05}
 )
 MIN_N_EFF = 20
 CHAMPION = "v1.0.0"

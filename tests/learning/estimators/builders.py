@@ -10,30 +10,19 @@ import torch
 from onnx import TensorProto, helper
 from torch import Tensor
 
-from abstain.config.params import Architecture, ProbeParams
+from abstain.config.params import Architecture
 from abstain.learning.estimators.probe_registry import PROBES
 from abstain.learning.estimators.probes.base import Probe
 from abstain.learning.estimators.training_rows import TrainingRows
+from tests.checkout import shipped_params
 
 D = 16
 EVERY_KIND: tuple[Architecture, ...] = tuple(
     {entry.probe_class: name for name, entry in reversed(PROBES.items())}.values()
 )
 """One architecture of every class of probes: those of one class differ in their parameters alone."""
-PARAMS = ProbeParams(
-    architectures=tuple(PROBES),
-    export="best",
-    folds=4,
-    seed=7,
-    hidden=16,
-    dropout=0.2,
-    learning_rate=0.01,
-    weight_decay=0.01,
-    batch_size=32,
-    max_epochs=12,
-    patience=4,
-    huber_lambda=1.0,
-)
+SHORTENED = {"folds": 4, "hidden": 16, "dropout": 0.2, "learning_rate": 0.01, "max_epochs": 12, "patience": 4}
+PARAMS = shipped_params().probe.model_copy(update={"architectures": tuple(PROBES), **SHORTENED})
 
 
 def ragged(*lengths: int, seed: int = 1) -> list[Tensor]:
