@@ -63,7 +63,7 @@ def open_page(browser: Browser, file: Path, width: int = 1280) -> tuple[Page, li
 
 
 @pytest.mark.parametrize(("name", "headline"), HEADLINES.items())
-def test_page_is_self_contained_with_headline(browser: Browser, folder: Path, name: str, headline: str) -> None:
+def test_page_is_whole_and_fits_in_both_schemes(browser: Browser, folder: Path, name: str, headline: str) -> None:
     page, heard = open_page(browser, folder / f"{name}.html")
     page.wait_for_load_state("networkidle")
     assert [url for url in heard if not url.startswith("data:")] == [(folder / f"{name}.html").as_uri()]
@@ -74,12 +74,7 @@ def test_page_is_self_contained_with_headline(browser: Browser, folder: Path, na
     expect(page.get_by_role("heading", level=2, name=headline)).to_be_in_viewport(ratio=1)
     if name == "evaluation":
         expect(page.get_by_label("Key figures").get_by_text("AUROC of the served scorer")).to_be_in_viewport(ratio=1)
-
-
-@pytest.mark.parametrize("name", HEADLINES)
-def test_page_fits_window_in_both_schemes(browser: Browser, folder: Path, name: str) -> None:
-    """Wide tables scroll inside their own box; no text is cut off and none is wider than the page."""
-    page, _ = open_page(browser, folder / f"{name}.html")
+    # Wide tables scroll inside their own box; no text is cut off and none is wider than the page.
     outside = """width => [...document.querySelectorAll("main *")].filter(one =>
         !one.closest(".scroll") && one.getBoundingClientRect().right > width + 1).map(one => one.outerHTML.slice(0, 99))"""
     scrolling = "[...document.querySelectorAll('.scroll')].filter(o => o.scrollWidth > o.clientWidth).length"
