@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 
 import pandas as pd
 
+from abstain.config.params import SplitParams
 from abstain.core.contracts import Interaction, Review, Thumb
 from abstain.core.text import is_refusal
 from abstain.data.labels.near_duplicates import find_near_duplicates
@@ -12,7 +13,15 @@ from tests.checkout import shipped_params
 
 FROZEN = datetime(2026, 10, 15, tzinfo=UTC)
 LABELS = shipped_params().labels
-BY_GROUP = shipped_params().split.model_copy(update={"seed": 11, "holdout_frozen_at": FROZEN})
+BY_GROUP = SplitParams(
+    by="group",
+    seed=11,
+    validation=0.25,
+    holdout=0.25,
+    holdout_from=None,
+    holdout_frozen_at=FROZEN,
+    max_component=0.05,
+)
 OPENS = datetime(2026, 9, 15, tzinfo=UTC)
 BY_TIME = BY_GROUP.model_copy(update={"by": "time", "holdout_from": OPENS})
 
