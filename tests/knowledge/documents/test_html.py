@@ -4,7 +4,7 @@ import html
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from abstain.knowledge.documents import normalize_markdown as module
@@ -260,5 +260,6 @@ word = st.sampled_from(["aaa", "bbb.", "ccc"])
 @settings(max_examples=200)
 @given(st.lists(st.one_of(raw_tags, other, word), min_size=1, max_size=30).map("".join).filter(str.strip))
 def test_normalize_any_html_keeps_every_letter(body: str) -> None:
+    assume(not re.search(r"^[\s>]*- *$", body, re.MULTILINE))  # it makes the line above it a heading
     found = "".join(chunk.text.partition("\n")[2] for chunk in chunk_document(document(body), 40, len))
     assert [letter * 3 for letter in "abc" if (letter * 3 in body) != (letter * 3 in found)] == []
