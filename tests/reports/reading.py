@@ -9,11 +9,15 @@ from markdown_it.token import Token
 
 READER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 
+VOID = {"meta", "link", "img", "br"}
+
 
 class Page:
     """The elements of a page with their attributes, and the text in each kind of element."""
 
     def __init__(self, page: str) -> None:
+        opened, closed = (Counter(re.findall(rf"<{mark}(\w+)", page)) for mark in ("", "/"))
+        assert closed <= opened and (opened - closed).keys() <= VOID, "every element is closed"
         soup = BeautifulSoup(page.replace("\xa0", " "), "html.parser", multi_valued_attributes=None)
         self.elements = [(element.name, element.attrs) for element in soup.find_all()]
         self.texts = [(text.parent.name, str(text)) for text in soup.strings]
