@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 import pandas as pd
 
@@ -14,40 +15,37 @@ from tests.checkout import shipped_params
 FROZEN = datetime(2026, 10, 15, tzinfo=UTC)
 LABELS = shipped_params().labels
 BY_GROUP = SplitParams(
-    by="group",
-    seed=11,
-    validation=0.25,
-    holdout=0.25,
-    holdout_from=None,
-    holdout_frozen_at=FROZEN,
-    max_component=0.05,
+    by="group", seed=11, validation=0.25, holdout=0.25, holdout_from=None, holdout_frozen_at=FROZEN, max_component=0.05
 )
 OPENS = datetime(2026, 9, 15, tzinfo=UTC)
 BY_TIME = BY_GROUP.model_copy(update={"by": "time", "holdout_from": OPENS})
 
-INTERACTION = ["interaction_id", "asked_at", "group", "product", "line_of_business", "display", "propensity", "batch"]
-FEEDBACK = ["interaction_id", "given_at", "thumb", "user"]
-REVIEW = ["interaction_id", "reviewed_at", "reviewer", "complete", "correct", "truthful", "inclusion_probability"]
+INTERACTION = ("interaction_id", "asked_at", "group", "product", "line_of_business", "display", "propensity", "batch")
+FEEDBACK = ("interaction_id", "given_at", "thumb", "user")
+REVIEW = ("interaction_id", "reviewed_at", "reviewer", "complete", "correct", "truthful", "inclusion_probability")
 
 
 def interactions(rows: Sequence[Interaction], batch: str = "000001") -> pd.DataFrame:
-    computed = ("display", "propensity")  # which a dump leaves out where they are empty
-    dumped = [row.model_dump() | {name: getattr(row, name) for name in computed} for row in rows]
-    frame = pd.DataFrame(dumped, columns=INTERACTION).astype({"propensity": "float64"})
-    frame = frame.assign(group=[row.split_group for row in rows], batch=batch)
+    own = ({**row.model_dump(), "display": row.display, "propensity": row.propensity} for row in rows)  # also if absent
+    fields = (one | {"group": row.split_group, "batch": batch} for one, row in zip(own, rows, strict=True))
+    frame = _frame(fields, INTERACTION).astype({"propensity": "float64"})
     frame["refusal"] = [is_refusal(row.answer, LABELS.refusals) for row in rows]
     return frame.join(find_near_duplicates([rows]), on="interaction_id")
 
 
 def thumbs(rows: Iterable[Thumb]) -> pd.DataFrame:
-    return pd.DataFrame([row.model_dump() for row in rows], columns=FEEDBACK)
+    return _frame((row.model_dump() for row in rows), FEEDBACK)
 
 
 def reviews(rows: Iterable[Review], batch: str = "000001") -> pd.DataFrame:
-    frame = pd.DataFrame([row.model_dump() for row in rows], columns=REVIEW)
-    return frame.astype({"inclusion_probability": "float64"}).assign(batch=batch)
+    frame = _frame((row.model_dump() for row in rows), REVIEW).astype({"inclusion_probability": "float64"})
+    return frame.assign(batch=batch)
 
 
 def votes(*rows: tuple[int, int, bool]) -> pd.DataFrame:
     """(row, user, up) each."""
     return pd.DataFrame(rows, columns=["row", "user", "up"]).astype({"row": "int64", "user": "int64", "up": "bool"})
+
+
+def _frame(rows: Iterable[dict[str, Any]], columns: Sequence[str]) -> pd.DataFrame:
+    return pd.DataFrame([[row[name] for name in columns] for row in rows], columns=list(columns))
