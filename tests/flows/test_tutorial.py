@@ -13,7 +13,7 @@ from abstain.core.contracts import Interaction, Review, Thumb
 from abstain.data.store.dataset import DataStore
 from tests.checkout import ROOT
 from tests.conftest import Project, new_project
-from tests.ingest.exports.test_pages import FIXTURES, PAGES
+from tests.ingest.exports.test_exports import FIXTURES, PAGES
 
 pytestmark = pytest.mark.slow
 

@@ -34,37 +34,26 @@ WHOLE, TWICE = json.dumps(row()), "this key comes twice in one object"
     ("line", "reason"),
     [
         (b'{"interaction_id": "i', "line: invalid JSON: "),
-        (b"not json", "line: invalid JSON: "),
         (b'{"interaction_id": "\xff"}', "line: not valid UTF-8 (byte 21 is 0xff)"),
         (b"[1, 2]", "row: "),
         (b"[" * 5000, "line: invalid JSON: "),
-        (b'{"interaction_id": "\\ud800"}', "line: invalid JSON: "),
         (row(question=7), "question: input should be a valid string"),
-        (row(answer=" "), "answer: only white space"),
         (row(model=None), "model: this field is missing"),
         (row(anwser="None."), "anwser: unknown field, did you mean 'answer'?"),
         (row(**{"z" * 90: 1}), "a key of 90 characters: unknown field"),
         (row(interaction_id="i" * 1001), "interaction_id: string should have at most 1000 characters"),
         (row(zzz=1), "zzz: unknown field, known fields: interaction_id, asked_at"),
-        (row(asked_at="2026-09-01T12:00:00"), "asked_at: value error, timestamp without a time zone"),
         (row(asked_at="0001-01-01T00:00:00+14:00"), "line: a timestamp lies outside the years 1 to 9999"),
-        (row(contexts=[{"chunk_id": "a#1"}]), "contexts.0.text: this field is missing"),
         (row(contexts=[{"chunk_id": "a#1", "txt": "x", "text": "y"}]), "contexts.0.txt: unknown field"),
-        (row(thumb=thumb("sideways")), "thumb.thumb: input should be 'up' or 'down'"),
         (row(thumb=thumb(user_id="u")), "thumb.user_id: unknown field, did you mean 'user'?"),
-        (row(review=verdict(correct="yes")), "review.correct: input should be a valid boolean"),
-        (row(review=verdict(inclusion_probability=0)), "review.inclusion_probability: input should be greater than"),
         (row(given_at="2026-09-01T12:00:00Z"), "given_at: unknown field, known fields: interaction_id, asked_at"),
         (alone(thumb("sideways")), "thumb: input should be 'up' or 'down'"),
-        ({"interaction_id": "i-1", "thumb": "up"}, "given_at: this field is missing"),
-        (alone(thumb(coment="?")), "coment: unknown field, did you mean 'comment'?"),
         (alone(verdict(correct=1)), "correct: input should be a valid boolean"),
         ({"interaction_id": "i-1", "reviewer": "sme"}, "reviewed_at: this field is missing"),
         (alone(verdict(given_at="x")), "given_at: unknown field, known fields: interaction_id, rev"),
         ({"interaction_id": "i-1", "thumb": thumb()}, "question: this field is missing"),
         ({}, "interaction_id: this field is missing"),
         (WHOLE[:-1].encode() + b', "answer": "Ten."}', f"answer: {TWICE}"),
-        (WHOLE[:-1].encode() + b', "answer": 7}', f"answer: {TWICE}"),
         (json.dumps(row(thumb=thumb()))[:-2].encode() + b', "thumb": "down"}}', f"thumb: {TWICE}"),
         (WHOLE.replace("[]", '[{"chunk_id": "a#1", "text": "x", "text": "y"}]').encode(), f"text: {TWICE}"),
         (json.dumps(alone(verdict(True)))[:-1].encode() + b', "correct": false}', f"correct: {TWICE}"),
@@ -75,11 +64,6 @@ def test_parse_line_reasons_name_the_field(line: Any, reason: str) -> None:
     assert list(found.iter_contents()) == []
     reasons = list(map(str, found.reasons))
     assert any(one.startswith(reason) for one in reasons) and "\n" not in "".join(reasons), reasons
-
-
-def test_parse_line_keeps_all_reasons() -> None:
-    reasons = parse(row(question=7, model=None, extra=1)).reasons
-    assert {reason.field for reason in reasons} == {"question", "model", "extra"}
 
 
 def test_parse_object_is_reparsed_from_its_raw_text() -> None:
@@ -102,27 +86,16 @@ def test_reparse_detects_a_document_by_the_name_of_its_source() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b"no front matter", "no front matter"),
-        (markdown(doc_id="../fees").encode(), "doc_id: '../fees'"),
-        (markdown(updated_at="2026-01-01").encode(), "front matter"),
-        (markdown().encode() + b"\xff", "not valid UTF-8"),
-    ],
+    "content", [b"no front matter", markdown(doc_id="../fees").encode(), markdown().encode() + b"\xff"]
 )
-def test_read_document_rejected_is_still_a_document(content: bytes, reason: str) -> None:
+def test_read_document_rejected_is_still_a_document(content: bytes) -> None:
     found = read_document(content, "bad.md")
-    assert found.is_document and found.document is None
-    assert reason in str(found.reasons[0]) and "bad.md" not in str(found.reasons[0])
+    assert found.is_document and found.document is None and "bad.md" not in str(found.reasons[0])
 
 
 moments = st.datetimes(timezones=st.timezones()).map(lambda at: at.isoformat())
-
-
 words = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).map(str.strip).filter(bool)
 optional = st.none() | words
-
-
 thumbs = st.fixed_dictionaries(
     {"given_at": moments, "thumb": st.sampled_from(["up", "down"])},
     optional={"user": optional, "comment": optional},
@@ -164,9 +137,6 @@ def test_parse_line_printed_row_is_the_row_read(one: tuple[type[Row], dict[str, 
         assert type(part).model_validate_json(part.to_json_line(), strict=True) == part
 
 
-damaged = objects.flatmap(
-    lambda one: st.integers(0, 80).map(lambda cut: json.dumps(one[1], ensure_ascii=False).encode()[:cut])
-)
 loose = st.dictionaries(
     st.sampled_from([*row(), *thumb(), *verdict(), "thumb", "review"]) | st.text(),
     st.recursive(
@@ -177,21 +147,11 @@ loose = st.dictionaries(
 
 
 @pytest.mark.heavy
-@settings(max_examples=150)
-@given(st.binary() | damaged | loose)
+@given(st.binary() | loose)
 def test_parse_line_any_bytes_have_contents_or_reasons(line: bytes) -> None:
     found = parse_line(line, "a", 1)
     assert bool(found.reasons) != bool(list(found.iter_contents()))
     assert found.raw == line
-
-
-@given(
-    st.binary() | st.text().map(lambda text: markdown(body=text).encode("utf-8", "surrogatepass")),
-    st.sampled_from(["a.md", "a.html"]),
-)
-def test_read_document_any_bytes_are_a_document_or_reasons(content: bytes, name: str) -> None:
-    found = read_document(content, name)
-    assert bool(found.reasons) != (found.document is not None)
 
 
 @pytest.mark.parametrize("name", ["title", "product", "entitlements"])

@@ -9,7 +9,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.reasons import Reason, ReasonKind
 from abstain.data.store.dataset import DataStore, StagedBatch
-from abstain.ingest.parsing import MAX_ROW_BYTES, MAX_ROW_VALUES, ParsedRow, make_reason, parse_line
+from abstain.ingest.parsing import MAX_ROW_BYTES, MAX_ROW_VALUES, ParsedRow, make_reason, parse_line, read_document
 from abstain.ingest.quarantine import (
     Quarantine,
     QuarantinedRow,
@@ -18,6 +18,8 @@ from abstain.ingest.quarantine import (
     compute_row_digest,
     require_unblocked,
 )
+from abstain.ingest.report import count_reasons
+from abstain.ingest.sources.quarantine_source import QuarantineSource
 from tests.factories import alone, row, thumb, verdict
 
 
@@ -76,9 +78,7 @@ def test_quarantine_forgets_accepted_rows_not_discarded_ones(tmp_path: Path) -> 
     quarantine = Quarantine(tmp_path)
     files = [quarantine.find_file(make_row(raw)) for raw in (b"{", b"?", b"!")]
     assert [file and file.stem for file in files] == [held, other, None]
-    assert [quarantine.is_reported(make_row(raw)) for raw in (b"{", b"?")] == [False, True], (
-        "nobody has decided on the first"
-    )
+    assert [quarantine.is_reported(make_row(raw)) for raw in (b"{", b"?")] == [False, True]
     assert quarantine.discard(quarantine.get_file(held)) == 2
     quarantine = Quarantine(tmp_path)
     assert [path.stem for path in quarantine.list_paths()] == [other]
@@ -110,6 +110,9 @@ def test_quarantine_unblock_needs_all_sources_of_a_block(tmp_path: Path) -> None
         quarantine = Quarantine(tmp_path)
         quarantine.unblock(sources)
         assert len(quarantine.blocking) == left
+    refuse(tmp_path / "own", json.dumps(alone(thumb(user="u-1"))).encode(), blocking="too many")
+    assert Quarantine(tmp_path / "own").discard_user_rows({"u-1"}) == 1
+    require_unblocked(tmp_path / "own")  # its last row lifts a block
     require_unblocked(tmp_path / "nowhere")
 
 
@@ -154,7 +157,15 @@ def test_quarantined_row_at_a_limit_is_reparsed(tmp_path: Path, fields: dict[str
     assert Quarantine(tmp_path).discard_user_rows({"u-1"}) == 1
 
 
-def test_discard_user_rows_last_row_lifts_the_block(tmp_path: Path) -> None:
-    refuse(tmp_path, json.dumps(alone(thumb(user="u-1"))).encode(), blocking="too many")
-    assert Quarantine(tmp_path).discard_user_rows({"u-1"}) == 1
-    require_unblocked(tmp_path)
+def test_count_reasons_ignores_particulars() -> None:
+    longer, longest = (make_reason("answer", f"{count} characters, 200 allowed") for count in ("300", "1,201"))
+    counts = count_reasons([(longer,), (longest, make_reason("model", "'x' odd"))])
+    assert counts == {"A103 answer: … characters, … allowed": 2, "A103 model: … odd": 1}
+    example = make_reason("asked_at", "not a timestamp: write it in UTC, as in 2026-01-31T12:00:00Z")
+    assert count_reasons([(example,)]) == {example.message_with_code: 1}
+
+
+def test_quarantine_source_gives_documents_first() -> None:
+    refused = [parse_line(b"{", "a.jsonl", 7), read_document(b"no front matter", "fees.md")]
+    source = QuarantineSource("q", [QuarantinedRow.from_row(row, row.reasons) for row in refused])
+    assert [(row.source, row.line) for row in source.read({})] == [("fees.md", 1), ("a.jsonl", 7)]

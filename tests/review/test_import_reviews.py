@@ -31,12 +31,14 @@ def read(*rows: dict[str, str], stored: tuple[Review, ...] = (), **options: Any)
 def test_parse_reviews_filled_row_is_a_review() -> None:
     fields = {"reviewer": "Ann", "truthful": False, "ideal_answer": "90 euros", "inclusion_probability": 0.25}
     assert read(row(**GOOD)).reviews == (make_review(**fields).model_copy(update={"reviewed_at": NOW}),)
-
-
-@pytest.mark.parametrize(("yes", "no"), [("yes", "no"), (" Yes", "NO "), ("TRUE", "False"), ("1", "0")])
-def test_parse_reviews_words_of_any_case(yes: str, no: str) -> None:
-    (found,) = read(row(**{**GOOD, "complete": yes, "correct": no})).reviews
-    assert (found.complete, found.correct) == (True, False)
+    for yes, no in (("yes", "no"), (" Yes", "NO "), ("TRUE", "False"), ("1", "0")):
+        (found,) = read(row(**{**GOOD, "complete": yes, "correct": no})).reviews
+        assert (found.complete, found.correct) == (True, False)
+    for text in ("2026-11-20T08:00:00+01:00", "2026-11-20 07:00", "2026-11-20T07:00:00Z"):
+        (found,) = read(row(**GOOD, reviewed_at=text)).reviews
+        assert found.reviewed_at == datetime(2026, 11, 20, 7, tzinfo=UTC)
+    found = read(row(**{**GOOD, "reviewer": ""}), row("i-2", **GOOD), reviewer="Cleo")
+    assert [one.reviewer for one in found.reviews] == ["Cleo", "Ann"]
 
 
 def test_parse_reviews_empty_row_is_unreviewed() -> None:
@@ -49,11 +51,9 @@ def test_parse_reviews_empty_row_is_unreviewed() -> None:
     [
         ({"truthful": ""}, "reviews!K3: truthful is empty: write yes or no"),
         ({"correct": "maybe\nnot"}, "reviews!J3: correct is 'maybe not': write yes or no"),
-        ({"complete": "2"}, "reviews!I3: complete is '2': write yes or no"),
         ({"reviewer": " "}, "reviews!M3: reviewer is empty"),
         ({"reviewed_at": "21.11.2026"}, "reviews!N3: reviewed_at is '21.11.2026'"),
         ({"reviewed_at": "2026-11-21"}, "reviews!N3: reviewed_at is '2026-11-21'"),
-        ({"reviewed_at": "2026-02-30T10:00:00Z"}, "reviews!N3: reviewed_at is '2026-02-30T10:00:00Z'"),
         ({"reviewed_at": "0001-01-01T00:00:00+10:00"}, "reviews!N3: reviewed_at is '0001-01-01T00:00:00+10:00'"),
         (EMPTY | {"ideal_answer": "90 euros"}, "reviews!I3: complete is empty"),
     ],
@@ -70,16 +70,6 @@ def test_parse_reviews_second_row_of_a_reviewer_is_a_problem() -> None:
     assert [(one.reviewer, one.complete) for one in found.reviews] == [("Ann", True), ("Bob", True)]
     (problem,) = found.problems
     assert problem.startswith("reviews!M3: reviewer is Ann")
-
-
-def test_parse_reviews_reviewer_option_fills_empty_cells() -> None:
-    found = read(row(**{**GOOD, "reviewer": ""}), row("i-2", **GOOD), reviewer="Cleo")
-    assert [one.reviewer for one in found.reviews] == ["Cleo", "Ann"]
-
-
-@pytest.mark.parametrize("text", ["2026-11-20T08:00:00+01:00", "2026-11-20 07:00", "2026-11-20T07:00:00Z"])
-def test_parse_reviews_time_in_the_file_counts(text: str) -> None:
-    assert read(row(**GOOD, reviewed_at=text)).reviews[0].reviewed_at == datetime(2026, 11, 20, 7, tzinfo=UTC)
 
 
 def test_parse_reviews_same_review_keeps_its_time() -> None:
@@ -104,14 +94,12 @@ def test_parse_reviews_other_review_of_one_time_is_a_problem() -> None:
 
 
 def test_parse_reviews_compares_as_ingest_stored_it() -> None:
-
-    def as_stored(review: Review) -> Review:
-        return review.model_copy(update={"reviewer": "r-1", "ideal_answer": "<AMOUNT>"})
-
     (first,) = read(row(**GOOD)).reviews
-    stored = as_stored(first).model_copy(update={"reviewed_at": datetime(2026, 11, 1, tzinfo=UTC)})
-    (again,) = read(row(**GOOD), stored=(stored,), normalize=as_stored).reviews
-    assert again == first.model_copy(update={"reviewed_at": stored.reviewed_at})
+    redacted = {"reviewer": "r-1", "ideal_answer": "<AMOUNT>"}
+    moment = {"reviewed_at": datetime(2026, 11, 1, tzinfo=UTC)}
+    stored = (first.model_copy(update=redacted | moment),)
+    (again,) = read(row(**GOOD), stored=stored, normalize=lambda own: own.model_copy(update=redacted)).reviews
+    assert again == first.model_copy(update=moment)
 
 
 @pytest.mark.heavy

@@ -54,17 +54,11 @@ def horvitz_thompson(frame: pd.DataFrame) -> float:
 
 
 @given(SIZES, st.integers(0, 400))
-def test_allocate_gives_each_stratum_one_to_all_of_its_rows(sizes: list[int], more: int) -> None:
-    given_ = allocate(len(sizes) + more, sizes)
-    assert sum(given_) == min(len(sizes) + more, sum(sizes))
-    assert all(1 <= given <= size for given, size in zip(given_, sizes, strict=True))
-
-
-@given(SIZES, st.integers(0, 100))
 def test_allocate_larger_total_takes_nothing_away(sizes: list[int], more: int) -> None:
     """Largest remainders would (the Alabama paradox), and a larger sample would not extend a smaller one."""
     smaller, larger = allocate(len(sizes) + more, sizes), allocate(len(sizes) + more + 1, sizes)
-    assert all(a <= b for a, b in zip(smaller, larger, strict=True))
+    assert sum(smaller) == min(len(sizes) + more, sum(sizes))
+    assert all(1 <= a <= b <= size for a, b, size in zip(smaller, larger, sizes, strict=True))
 
 
 @given(SIZES, st.integers(0, 60))
@@ -90,15 +84,9 @@ def test_draw_sample_is_half_random_a_quarter_doubt_and_drift() -> None:
     assert set(unsure) == set(design.rows.index[design.rows["reason"] == "uncertain"])
     drifted = frame["drift"].drop(unsure).nlargest(50).index
     assert set(drifted) == set(design.rows.index[design.rows["reason"] == "drift"])
-    certain = design.rows[design.rows["reason"] != "random"]
-    assert (certain["probability"] == 1).all()
-
-
-def test_draw_sample_probability_is_of_the_rest_of_a_stratum() -> None:
-    frame = population(3000)
-    design = draw_sample(frame, 200, 0.5, seed=1, threshold=0.7)
-    drawn = design.rows[design.rows["reason"] == "random"]
-    rest = frame.drop(design.rows.index[design.rows["reason"] != "random"])
+    is_random = design.rows["reason"] == "random"
+    assert (design.rows["probability"][~is_random] == 1).all()
+    drawn, rest = design.rows[is_random], frame.drop(design.rows.index[~is_random])
     for key, group in rest.groupby(list(STRATA), dropna=False, observed=True):
         own = drawn[drawn.index.isin(group.index)]
         assert len(own) >= 1, key
@@ -107,24 +95,16 @@ def test_draw_sample_probability_is_of_the_rest_of_a_stratum() -> None:
     assert (1 / design.rows["probability"]).sum() == pytest.approx(len(frame))
 
 
-def test_draw_sample_without_a_probe_is_random() -> None:
-    design = draw_sample(population(1000).drop(columns=["confidence", "drift"]), 100, 0.5, 1)
-    assert set(design.rows["reason"]) == {"random"} and len(design.rows) == 100
-
-
 def test_draw_sample_missing_scores_are_replaced_at_random() -> None:
     frame = population(1000)
+    design = draw_sample(frame.drop(columns=["confidence", "drift"]), 100, 0.5, 1)
+    assert set(design.rows["reason"]) == {"random"} and len(design.rows) == 100
     frame.loc[frame.index[10:], "drift"] = np.nan
     counts = draw_sample(frame, 100, 0.5, 1, 0.7).rows["reason"].value_counts()
     assert (counts["uncertain"] + counts["drift"], counts["random"]) == (50, 50) and counts["drift"] <= 10
     frame.loc[frame.index[5:], "confidence"] = np.nan
     counts = draw_sample(frame, 100, 0.5, 1, 0.7).rows["reason"].value_counts()
     assert counts["random"] >= 85 and counts.sum() == 100
-
-
-def test_draw_sample_small_window_is_taken_whole() -> None:
-    design = draw_sample(population(50), 200, 0.5, 1, 0.7)
-    assert len(design.rows) == 50 and (design.rows["probability"] == 1).all()
 
 
 def test_draw_sample_few_rows_are_stratified_by_less() -> None:
@@ -135,6 +115,8 @@ def test_draw_sample_few_rows_are_stratified_by_less() -> None:
     assert draw_sample(frame, 1, 1.0, 1).strata == ("display",)  # of one kind here
     for size in (1, 5, 100):
         assert (1 / draw_sample(frame, size, 1.0, 1).rows["probability"]).sum() == pytest.approx(2000)
+    everything = draw_sample(frame[:50], 200, 0.5, 1, 0.7).rows
+    assert len(everything) == 50 and (everything["probability"] == 1).all()
 
 
 def withhold(rows: int, withheld_every: int, **options: int) -> tuple[pd.DataFrame, pd.Series]:
@@ -144,14 +126,6 @@ def withhold(rows: int, withheld_every: int, **options: int) -> tuple[pd.DataFra
     frame["display"] = np.where(withheld, "withheld", "shown")
     frame.loc[withheld, "thumb"] = "none"
     return frame, withheld
-
-
-def test_draw_sample_includes_withheld_answers() -> None:
-    frame, withheld = withhold(2000, withheld_every=50)
-    for size in (2, 30, 200):
-        rows = draw_sample(frame, size, 1.0, 1).rows
-        own = rows[withheld[rows.index]]
-        assert len(own) >= 1 and (1 / own["probability"]).sum() == pytest.approx(40)
 
 
 @pytest.mark.parametrize(("random_share", "drawn"), [(1.0, 100), (0.5, 50)])
@@ -170,7 +144,12 @@ def test_draw_sample_has_the_stated_share_of_withheld(withheld_every: int, rando
             assert (1 / rows["probability"][kind[rows.index]]).sum() == pytest.approx(open_rows.sum())
 
 
-def test_draw_sample_too_few_withheld_takes_all_of_them() -> None:
+def test_draw_sample_includes_withheld_answers_if_few_all() -> None:
+    frame, withheld = withhold(2000, withheld_every=50)
+    for size in (2, 30, 200):
+        rows = draw_sample(frame, size, 1.0, 1).rows
+        own = rows[withheld[rows.index]]
+        assert len(own) >= 1 and (1 / own["probability"]).sum() == pytest.approx(40)
     frame, withheld = withhold(2000, withheld_every=200)
     design = draw_sample(frame, 100, 1.0, 1, withheld_share=0.15)
     assert set(frame.index[withheld]) < set(design.rows.index) and len(design.rows) == 100
@@ -224,13 +203,8 @@ def test_draw_sample_certain_row_is_not_asked_for_again() -> None:
     assert not set(new.index) & set(first.rows.index)
     assert new["reason"].isin(["uncertain", "drift"]).sum() == 30
     assert 25 <= (new["reason"] == "random").sum() <= 35
-
-
-def test_draw_sample_reviewed_unsure_row_is_certain() -> None:
-    """If reviewed rows were passed over, the most unsure of the others would be missing from what is drawn at random."""
-    frame = population(2000)
-    first = draw_sample(frame, 200, 1.0, 1)
-    again = draw_sample(review_sample(frame, first), 400, 0.5, 1, 0.7)
+    # If reviewed rows were passed over, the most unsure of the others would be missing from what is drawn at random.
+    again = draw_sample(review_sample(frame, draw_sample(frame, 200, 1.0, 1)), 400, 0.5, 1, 0.7)
     unsure = (frame["confidence"] - 0.7).abs().nsmallest(100).index
     assert (again.rows.loc[unsure, "reason"] == "uncertain").all() and again.rows.loc[unsure, "reviewed"].any()
 

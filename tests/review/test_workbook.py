@@ -9,7 +9,7 @@ from typing import Any
 from zipfile import ZipFile
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from openpyxl import load_workbook
 
@@ -51,6 +51,7 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.heavy
+@settings(max_examples=40)  # of up to 42 texts
 @given(st.lists(st.fixed_dictionaries(dict.fromkeys(COLUMNS, texts)), max_size=3))
 def test_workbook_any_text_comes_back(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, str]]) -> None:
     path = tmp_path_factory.mktemp("workbook") / "reviews.xlsx"
@@ -139,9 +140,14 @@ def test_read_workbook_edited_locked_cell_rejects_its_row(file: Path, column: st
     assert rows[3].problem.startswith(place)
 
 
-def test_read_workbook_ignores_line_breaks_and_spaces(file: Path) -> None:
-    fill(file, lambda number, cells: {"contexts": cells["contexts"].replace("\n", "_x000D_\n") + "  "})
-    assert {row.problem for row in rows_of(file).values()} == {None}
+def test_read_workbook_takes_what_a_spreadsheet_writes(file: Path) -> None:
+    values = {"complete": True, "correct": 1.0, "truthful": 0, "reviewed_at": datetime(2026, 11, 21, 14, 30)}
+    fill(file, lambda number, cells: {"contexts": cells["contexts"].replace("\n", "_x000D_\n") + "  ", **values})
+    fill(file, lambda number, cells: {"ideal_answer": "=A1"} if number == 4 else {})
+    rows = rows_of(file)
+    assert [rows[2].cells[name] for name in values] == ["True", "1", "0", "2026-11-21 14:30:00"]
+    assert rows[2].problem is rows[3].problem is None
+    assert rows[4].problem.startswith("reviews!L4: ideal_answer is a formula")
 
 
 def test_read_workbook_rows_and_columns_may_be_moved(file: Path) -> None:
@@ -160,19 +166,6 @@ def test_read_workbook_rows_and_columns_may_be_moved(file: Path) -> None:
     assert rows[4].cell_addresses["complete"] == "H4"
 
 
-def test_read_workbook_values_are_texts(file: Path) -> None:
-    values = {"complete": True, "correct": 1.0, "truthful": 0, "reviewed_at": datetime(2026, 11, 21, 14, 30)}
-    fill(file, lambda number, cells: values)
-    cells = rows_of(file)[2].cells
-    assert [cells[name] for name in values] == ["True", "1", "0", "2026-11-21 14:30:00"]
-
-
-def test_read_workbook_formula_rejects_its_row(file: Path) -> None:
-    fill(file, lambda number, cells: {"ideal_answer": "=A1"} if number == 2 else {})
-    refused = {number: row.problem for number, row in rows_of(file).items()}
-    assert refused.pop(2).startswith("reviews!L2: ideal_answer is a formula") and refused == {3: None, 4: None}
-
-
 def test_sampled_and_reviewer_cells_hold_the_row() -> None:
     asked = interaction("i-7", question="=What?", contexts=CONTEXTS, product="cards", line_of_business=None)
     contexts = "[1] cards-gold#1\nFees\n\nThe fee is 90 euros.\n\n[2] x#2\n-1"
@@ -182,9 +175,6 @@ def test_sampled_and_reviewer_cells_hold_the_row() -> None:
     filled = make_reviewer_cells(review("i-7", right=False, ideal_answer="90"))
     assert filled == dict(zip(REVIEWER_COLUMNS, own, strict=True))
     assert make_reviewer_cells(None) == dict.fromkeys(REVIEWER_COLUMNS, "")
-
-
-def test_format_contexts_are_in_rank_order() -> None:
     tricky = (Context(chunk_id="a#1", text="see\n[3] there\n\\[1] and here"), Context(chunk_id="b c#2", text="z"))
     assert format_contexts(tricky) == "[1] a#1\nsee\n\\[3] there\n\\\\[1] and here\n\n[2] b c#2\nz"
 
@@ -236,13 +226,10 @@ def test_check_seals_refuses_forged_rows_and_other_homes(file: Path) -> None:
     ("change", "message"),
     [
         (lambda book: book["reviews"].delete_cols(9), "'complete' of the sheet 'reviews'"),
-        (lambda book: book["export"].delete_cols(2), "'question' of the sheet 'export'"),
         (lambda book: book["export"].delete_rows(1, 9), "'interaction_id' of the sheet 'export'"),
         (lambda book: book.remove(book["export"]), "the sheet 'export' is missing"),
-        (lambda book: setattr(book["reviews"], "title", "mine"), "the sheet 'reviews' is missing"),
         (b"", "is no .xlsx workbook"),
         (b"interaction_id,question\ni-1,What?\n", "is no .xlsx workbook"),
-        (b"PK\x03\x04rest", "is no .xlsx workbook"),
         (None, "cannot be read"),
     ],
 )

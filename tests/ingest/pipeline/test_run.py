@@ -1,4 +1,3 @@
-import hashlib
 import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -6,38 +5,25 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from abstain.config.params import ValidationParams
 from abstain.core.codes import Code
-from abstain.core.contracts import Chunk, Interaction, Review, Thumb
+from abstain.core.contracts import Interaction, Review, Thumb
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import read_lines
 from abstain.core.reasons import Reason
 from abstain.data.store.dataset import DataStore, read_rows
 from abstain.data.validation.checks import ValidatedRows
 from abstain.data.validation.runner import ValidationResult, validate
-from abstain.ingest.parsing import make_reason
 from abstain.ingest.pipeline.run import BatchRejected, ingest
 from abstain.ingest.quarantine import Quarantine, QuarantinedRow, require_unblocked
 from abstain.ingest.report import IngestReport, count_reasons
 from abstain.ingest.sources.files import FileSource, make_explicit_sources
 from abstain.ingest.sources.quarantine_source import QuarantineSource
 from abstain.knowledge.documents.reader import read_documents
-from tests.factories import (
-    NOW,
-    PARAMS,
-    accept_all,
-    alone,
-    bytes_of,
-    later,
-    markdown,
-    row,
-    thumb,
-    verdict,
-    write_lines,
-)
+from tests.factories import NOW, PARAMS, accept_all, alone, bytes_of, later, markdown, row, thumb, verdict, write_lines
 
 STRICT = PARAMS.model_copy(update={"max_failed_fraction": 0.0})
 LENIENT = PARAMS.model_copy(update={"max_failed_fraction": 1.0})
@@ -72,25 +58,6 @@ def read_conflicts(data: Path, report: IngestReport) -> list[tuple[str, str]]:
     return [(reason.field, reason.message.split("differs in ")[1].removesuffix(")")) for reason in reasons]
 
 
-def read_interactions(data: Path) -> list[Interaction]:
-    return list(DataStore(data).iter_rows(Interaction))
-
-
-def live_chunks(data: Path) -> list[Chunk]:
-    return [chunk for chunk in DataStore(data).iter_chunks() if chunk.removed_at is None]
-
-
-def test_ingest_joined_row_becomes_three_records(tmp_path: Path) -> None:
-    file = write_lines(tmp_path / "a.jsonl", row("i-2", thumb=thumb(), review=verdict()), "", row("i-1"))
-    report = take(tmp_path / "data", file)
-    assert (report.read, report.accepted, report.duplicate, report.quarantined) == (2, 2, 0, 0)
-    assert report.contracts == {"interactions": 2, "feedback": 1, "reviews": 1, "documents": 0}
-    data = DataStore(tmp_path / "data")
-    assert [found.interaction_id for found in data.iter_rows(Interaction)] == ["i-2", "i-1"]
-    assert next(data.iter_rows(Thumb)).thumb == "up"
-    assert next(data.iter_rows(Review)).reviewer == "sme-1"
-
-
 def test_ingest_broken_rows_are_quarantined_with_every_reason(tmp_path: Path) -> None:
     broken = [b'{"interaction_id": "i', b'{"interaction_id": "\xff"}', json.dumps(row(zzz=1, model=None)).encode()]
     document = document_file(tmp_path, "bad.md", updated_at="!!bool x")
@@ -98,9 +65,7 @@ def test_ingest_broken_rows_are_quarantined_with_every_reason(tmp_path: Path) ->
     report = take(tmp_path / "data", document, file)
     assert (report.accepted, report.quarantined) == (1, 4)
     found = read_refused(tmp_path / "data", report)
-    texts = [document.read_bytes(), *broken]
-    assert [refused.digest for refused in found] == [hashlib.sha256(text).hexdigest() for text in texts]
-    assert [(refused.size, refused.raw) for refused in found] == [(len(text), None) for text in texts]
+    assert [refused.raw for refused in found] == [None] * 4
     places = [("bad.md", 1), *(("a.jsonl", number) for number in (2, 3, 4))]
     assert [(refused.source, refused.line) for refused in found] == places
     fields = [[reason.field for reason in refused.reasons] for refused in found]
@@ -117,39 +82,36 @@ def test_report_counts_reviews_weighted_by_their_source(tmp_path: Path, name: st
 
 
 def test_ingest_same_row_is_duplicate_other_content_conflicts(tmp_path: Path) -> None:
-    report = take(tmp_path / "data", write_lines(tmp_path / "a.jsonl", row(), row(), row(answer="Ten euros.")))
-    assert (report.accepted, report.duplicate, report.quarantined) == (1, 1, 1)
-    assert read_conflicts(tmp_path / "data", report) == [("interaction_id", "answer")]
-    assert [found.answer for found in read_interactions(tmp_path / "data")] == ["None."]
-
-
-def test_ingest_scores_added_to_a_known_answer_conflict(tmp_path: Path) -> None:
     scored = row(writer_scores={"judge": 7}, token_log_probs=[-0.5, -1], display="shown", propensity=0.9)
-    file = write_lines(tmp_path / "a.jsonl", row(), scored, scored | {"interaction_id": "i-2"})
+    replies = [row(thumb=thumb(value, user="u"), review=verdict(value == "up")) for value in ("up", "down")]
+    strangers = [row("i-2", thumb=thumb(value)) for value in ("up", "down")]
+    conflicting = [row(answer="Ten euros."), scored, *replies, *strangers]
+    file = write_lines(tmp_path / "a.jsonl", row(), row(), *conflicting, scored | {"interaction_id": "i-3"})
     report = take(tmp_path / "data", file)
-    assert (report.accepted, report.quarantined) == (2, 1)
+    assert (report.accepted, report.duplicate, report.quarantined) == (5, 1, 3)
     added = "writer_scores, token_log_probs, display, propensity"
-    assert read_conflicts(tmp_path / "data", report) == [("interaction_id", added)]
-    plain, kept = read_interactions(tmp_path / "data")
-    assert (plain.writer_scores, kept.writer_scores, kept.token_log_probs) == (None, {"judge": 7.0}, (-0.5, -1.0))
+    fields = [("interaction_id", "answer"), ("interaction_id", added), ("thumb", "thumb"), ("review", "correct")]
+    assert read_conflicts(tmp_path / "data", report) == fields
+    known, _, kept = DataStore(tmp_path / "data").iter_rows(Interaction)
+    assert (known.answer, known.writer_scores) == ("None.", None)
+    assert (kept.writer_scores, kept.token_log_probs) == ({"judge": 7.0}, (-0.5, -1.0))
 
 
-def test_ingest_later_file_adds_thumb_and_review(tmp_path: Path) -> None:
+def test_ingest_joined_rows_become_records_added_later(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    take(data, write_lines(tmp_path / "a.jsonl", row()))
+    report = take(data, write_lines(tmp_path / "a.jsonl", row("i-2", thumb=thumb(), review=verdict()), "", row()))
+    assert (report.read, report.accepted, report.duplicate, report.quarantined) == (2, 2, 0, 0)
+    assert report.contracts == {"interactions": 2, "feedback": 1, "reviews": 1, "documents": 0}
     report = take(data, write_lines(tmp_path / "b.jsonl", row(thumb=thumb()), row(review=verdict(), thumb=thumb())))
     assert (report.accepted, report.duplicate) == (2, 0)
     assert report.contracts == {"interactions": 0, "feedback": 1, "reviews": 1, "documents": 0}
-    again = take(data, write_lines(tmp_path / "c.jsonl", row(thumb=thumb(), review=verdict())))
+    validate = Mock()
+    again = take(data, write_lines(tmp_path / "c.jsonl", row(thumb=thumb(), review=verdict())), validate=validate)
     assert (again.accepted, again.duplicate) == (0, 1)
-
-
-def test_ingest_two_thumbs_of_one_user_at_one_time_conflict(tmp_path: Path) -> None:
-    known = [row(thumb=thumb(value, user="u"), review=verdict(value == "up")) for value in ("up", "down")]
-    strangers = [row("i-2", thumb=thumb(value)) for value in ("up", "down")]
-    report = take(tmp_path / "data", write_lines(tmp_path / "a.jsonl", *known, *strangers))
-    assert (report.accepted, report.quarantined) == (3, 1)
-    assert read_conflicts(tmp_path / "data", report) == [("thumb", "thumb"), ("review", "correct")]
+    validate.assert_not_called()
+    assert [found.interaction_id for found in DataStore(data).iter_rows(Interaction)] == ["i-2", "i-1"]
+    assert next(DataStore(data).iter_rows(Thumb)).thumb == "up"
+    assert next(DataStore(data).iter_rows(Review)).reviewer == "sme-1"
 
 
 def document_file(folder: Path, name: str, **fields: str) -> Path:
@@ -157,18 +119,22 @@ def document_file(folder: Path, name: str, **fields: str) -> Path:
     return folder / name
 
 
+def read_texts(data: Path) -> tuple[list[str], list[str]]:
+    """The last line of each chunk, and of each that was removed."""
+    chunks = list(DataStore(data).iter_chunks())
+    of_each = [[chunk.text.splitlines()[-1] for chunk in chunks if bool(chunk.removed_at) == gone] for gone in (0, 1)]
+    return of_each[0], of_each[1]
+
+
 def test_ingest_newer_document_replaces_chunks_others_conflict(tmp_path: Path) -> None:
     data, first = tmp_path / "data", document_file(tmp_path, "first.md")
     assert take(data, first).contracts["documents"] == take(data, first).duplicate == 1
     assert (data / "documents" / "fees.md").read_text() == markdown()
-    (chunk,) = live_chunks(data)
-    assert chunk.doc_id == "fees" and "There is no fee." in chunk.text
+    assert read_texts(data) == (["There is no fee."], [])
     newer = document_file(tmp_path, "newer.md", updated_at="2026-08-02T00:00:00Z", body="The fee is ten euros.")
     assert take(data, newer).accepted == 1
-    (chunk,) = live_chunks(data)
-    assert "ten euros" in chunk.text
-    tombstones = [chunk for chunk in DataStore(data).iter_chunks() if chunk.removed_at]
-    assert [chunk.text.splitlines()[-1] for chunk in tombstones] == ["There is no fee."]
+    replaced = (["The fee is ten euros."], ["There is no fee."])
+    assert read_texts(data) == replaced
     same_date = document_file(tmp_path, "same.md", updated_at="2026-08-02T00:00:00Z", body="The fee is nine euros.")
     never_seen = document_file(tmp_path, "older.md", updated_at="2026-07-01T00:00:00Z", body="Ask.")
     report = take(data, first, same_date)
@@ -176,57 +142,35 @@ def test_ingest_newer_document_replaces_chunks_others_conflict(tmp_path: Path) -
     for conflict in (report, take(data, never_seen)):
         (refused,) = read_refused(data, conflict)
         assert [(reason.code, reason.field) for reason in refused.reasons] == [(Code.FAILED_CHECK, "updated_at")]
-    assert live_chunks(data) == [chunk]
-
-
-@pytest.mark.parametrize("order", [1, -1])
-def test_ingest_newer_of_two_versions_wins_in_any_order(tmp_path: Path, order: int) -> None:
-    data, old = tmp_path / "data", document_file(tmp_path, "old.md")
-    new = document_file(tmp_path, "new.md", updated_at="2026-08-02T00:00:00Z", body="The fee is ten euros.")
-    report = take(data, *[old, new][::order])
-    assert (report.accepted, report.quarantined) == (1, 1)
-    assert "ten euros" in live_chunks(data)[0].text
-    before = bytes_of(data)
-    again = take(data, *[old, new][::order])
-    assert (again.accepted, again.duplicate, again.quarantined) == (0, 1, 1)
-    assert bytes_of(data) == before
-
-
-def test_ingest_document_that_cannot_be_cut_is_quarantined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("abstain.knowledge.documents.chunks.MAX_CHUNKS", 1)
-    bad = document_file(tmp_path, "bad.md", doc_id="long", body="Words.\n\n# More\n\nWords.")
-    report = take(tmp_path / "data", bad, document_file(tmp_path, "good.md"), validate=validate)
-    assert (report.accepted, report.quarantined) == (1, 1)
-    (refused,) = read_refused(tmp_path / "data", report)
-    assert [(reason.code, reason.field) for reason in refused.reasons] == [(Code.FAILED_CHECK, "document")]
-    assert report.validation.rows["documents"] == 1
+    assert read_texts(data) == replaced
+    for order in (1, -1):
+        both = take(tmp_path / f"{order}", *[first, newer][::order])
+        before = bytes_of(tmp_path / f"{order}")
+        again = take(tmp_path / f"{order}", *[first, newer][::order])
+        assert (both.accepted, both.quarantined, again.duplicate, again.quarantined) == (1, 1, 1, 1)
+        assert read_texts(tmp_path / f"{order}") == (["The fee is ten euros."], [])
+        assert bytes_of(tmp_path / f"{order}") == before
 
 
 def test_ingest_rows_that_fail_validation_are_quarantined(tmp_path: Path) -> None:
-    bad = [row("bad", thumb=thumb()), row("bad", review=verdict()), row("bad")]
-    file = write_lines(tmp_path / "a.jsonl", *bad, row("fine", review=verdict()), row("fine"))
-    report = take(tmp_path / "data", file, validate=refuse_keys("interactions/bad"))
-    assert (report.accepted, report.duplicate, report.quarantined) == (1, 1, 3)
-    assert [found.interaction_id for found in read_interactions(tmp_path / "data")] == ["fine"]
-    assert [refused.reasons for refused in read_refused(tmp_path / "data", report)] == [(NOT_LIKED,)] * 3
-
-
-def test_ingest_failed_row_keeps_interaction_of_another_row(tmp_path: Path) -> None:
-    file = write_lines(tmp_path / "a.jsonl", row(thumb=thumb()), row(review=verdict()))
-    report = take(tmp_path / "data", file, validate=refuse_keys("feedback/i-1"))
-    assert (report.accepted, report.quarantined) == (1, 1)
-    assert report.contracts == {"interactions": 1, "feedback": 0, "reviews": 1, "documents": 0}
+    bad = [row("bad", thumb=thumb()), row("bad", review=verdict()), row("bad"), row(thumb=thumb())]
+    file = write_lines(tmp_path / "a.jsonl", *bad, row(review=verdict()), row("fine", review=verdict()), row("fine"))
+    report = take(tmp_path / "data", file, validate=refuse_keys(("interactions/bad", "feedback/i-1")))
+    assert (report.accepted, report.duplicate, report.quarantined) == (2, 1, 4)
+    assert report.contracts == {"interactions": 2, "feedback": 0, "reviews": 2, "documents": 0}
+    assert [found.interaction_id for found in DataStore(tmp_path / "data").iter_rows(Interaction)] == ["i-1", "fine"]
+    assert [refused.reasons for refused in read_refused(tmp_path / "data", report)] == [(NOT_LIKED,)] * 4
 
 
 def test_ingest_conflict_with_a_failed_row_is_no_conflict(tmp_path: Path) -> None:
     def refuse_nones(rows: ValidatedRows, *_: Any) -> ValidationResult:
-        bad = [line for line in rows.interactions if line.row.answer == "None."]
-        return ValidationResult(rows={}, reasons={line.key: (NOT_LIKED,) for line in bad})
+        bad = {line.key: (NOT_LIKED,) for line in rows.interactions if line.row.answer == "None."}
+        return ValidationResult(rows={}, reasons=bad)
 
     file = write_lines(tmp_path / "a.jsonl", row(), row(answer="Ten euros."))
     report = take(tmp_path / "data", file, validate=refuse_nones)
     assert (report.accepted, report.quarantined) == (1, 1)
-    assert [found.answer for found in read_interactions(tmp_path / "data")] == ["Ten euros."]
+    assert [found.answer for found in DataStore(tmp_path / "data").iter_rows(Interaction)] == ["Ten euros."]
     again = take(tmp_path / "data", file, validate=refuse_nones)
     assert (again.accepted, again.duplicate, again.quarantined, again.newly_rejected) == (0, 1, 1, 0)
 
@@ -267,7 +211,7 @@ def test_ingest_good_batch_unblocks_its_source_alone(tmp_path: Path) -> None:
         require_unblocked(data)
     take(data, write_lines(first, row("good")), params=PARAMS)
     require_unblocked(data)
-    assert [found.interaction_id for found in read_interactions(data)] == ["fine", "mended", "good"]
+    assert [found.interaction_id for found in DataStore(data).iter_rows(Interaction)] == ["fine", "mended", "good"]
 
 
 def test_ingest_known_bad_rows_do_not_reject_later_batches(tmp_path: Path) -> None:
@@ -276,43 +220,24 @@ def test_ingest_known_bad_rows_do_not_reject_later_batches(tmp_path: Path) -> No
     assert take(data, file, params=PARAMS).quarantined == 1
     again = take(data, write_lines(file, "{", row("two")), params=PARAMS)
     assert (again.accepted, again.quarantined, again.newly_rejected, again.quarantine) == (1, 1, 0, None)
-    known_good = [row(key) for key in ("one", "two")]
+    before, known_good = bytes_of(data), [row(key) for key in ("one", "two")]
     with pytest.raises(BatchRejected, match="1 of 1 new rows fail"):
         take(data, write_lines(file, *known_good, row("bad", modle="m")), params=PARAMS)
-
-
-def test_ingest_rejected_batch_leaves_quarantine_as_it_was(tmp_path: Path) -> None:
-    data = tmp_path / "data"
-    take(data, write_lines(tmp_path / "a.jsonl", row("early")), validate=refuse_keys("interactions/early"))
-    before = bytes_of(data)
-    with pytest.raises(BatchRejected):
-        take(data, write_lines(tmp_path / "b.jsonl", row("early"), "{", "["), params=PARAMS)
     assert before.items() <= bytes_of(data).items()
 
 
-@pytest.mark.parametrize(
-    ("lines", "min_failed_rows", "accepted"),
-    [
-        ((row(), "{"), 1, 1),  # exactly the allowed fraction
-        (("{", "["), 3, 0),  # a few bad rows refuse no batch, however small it is
-    ],
-)
-def test_ingest_batch_within_the_limits_is_accepted(
-    tmp_path: Path, lines: tuple[Any, ...], min_failed_rows: int, accepted: int
-) -> None:
-    params = PARAMS.model_copy(update={"min_failed_rows": min_failed_rows})
-    report = take(tmp_path / "data", write_lines(tmp_path / "a.jsonl", *lines), params=params)
-    assert (report.accepted, report.quarantined) == (accepted, 2 - accepted)
+def test_ingest_batch_within_the_limits_is_accepted(tmp_path: Path) -> None:
+    few = PARAMS.model_copy(update={"min_failed_rows": 3})  # these refuse no batch, however small it is
+    for accepted, params, lines in ((1, PARAMS, (row(), "{")), (0, few, ("{", "["))):  # half of them: just allowed
+        report = take(tmp_path / f"{accepted}", write_lines(tmp_path / "a.jsonl", *lines), params=params)
+        assert (report.accepted, report.quarantined) == (accepted, 2 - accepted)
 
 
 TYPED: dict[str, Any] = {
     "long question": row("t", question="x" * 201),
-    "long comment": row("t", thumb=thumb(comment="x" * 201)),
-    "blank comment": row("t", thumb=thumb(comment=" ")),
     "emptied comment": row("t", thumb=thumb(comment="")),
     "blank question": row("t", question=" \t"),
     "half a character": row("t", question="\ud83d"),
-    "half a character, first": row("t", question="\ude00 and more"),
     "row of 4 MiB": row("t", question="x" * 5_000_000),
 }
 """Rows that people can cause by typing, each to be refused."""
@@ -320,17 +245,12 @@ TYPED: dict[str, Any] = {
 
 @pytest.mark.parametrize("typed", TYPED.values(), ids=TYPED)
 def test_ingest_typed_error_rejects_its_row_never_the_batch(tmp_path: Path, typed: dict[str, Any]) -> None:
-    report = take(tmp_path / "data", write_lines(tmp_path / "a.jsonl", row(), typed), params=STRICT, validate=validate)
-    assert (report.accepted, report.quarantined, report.newly_rejected) == (1, 1, 0)
-    require_unblocked(tmp_path / "data")
-
-
-def test_report_of_a_batch_of_typed_errors_has_a_note(tmp_path: Path) -> None:
-    typed = TYPED["long question"]
-    for rows, is_noted in (([typed], True), ([typed, row()], False)):
-        file = write_lines(tmp_path / f"{len(rows)}.jsonl", *rows)
-        report = take(tmp_path / file.stem, file, params=STRICT, validate=validate)
-        assert report.quarantined == 1 and ("every row was rejected" in report.to_markdown()) == is_noted
+    for rows in ([row(), typed], [typed]):
+        data = tmp_path / f"{len(rows)}"
+        report = take(data, write_lines(tmp_path / "a.jsonl", *rows), params=STRICT, validate=validate)
+        assert (report.accepted, report.quarantined, report.newly_rejected) == (len(rows) - 1, 1, 0)
+        assert ("every row was rejected" in report.to_markdown()) == (len(rows) == 1)
+        require_unblocked(data)
 
 
 CLICKED = {
@@ -350,13 +270,12 @@ def test_ingest_late_feedback_rejects_its_row_never_the_batch(tmp_path: Path, ro
 
 
 @pytest.mark.parametrize(
-    "broken",
-    [row("t", question=""), row("t", question=None), row("t", question=" ", model=None), row("t", question=[])],
-    ids=["empty", "missing", "blank and more", "of another type"],
+    "wrong", [{"question": ""}, {"question": None}, {"question": " ", "model": None}, {"question": []}]
 )
-def test_ingest_error_of_an_exporter_rejects_the_batch(tmp_path: Path, broken: dict[str, Any]) -> None:
+def test_ingest_error_of_an_exporter_rejects_the_batch(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    file = write_lines(tmp_path / "a.jsonl", row(), row("t", **wrong))
     with pytest.raises(BatchRejected, match="1 of 2 new rows fail"):
-        take(tmp_path / "data", write_lines(tmp_path / "a.jsonl", row(), broken), params=STRICT, validate=validate)
+        take(tmp_path / "data", file, params=STRICT, validate=validate)
 
 
 def test_ingest_document_moved_to_another_source_stays(tmp_path: Path) -> None:
@@ -394,11 +313,9 @@ def test_retry_validates_rows_again_and_keeps_failed_ones(tmp_path: Path) -> Non
 
 
 def retry(data: Path, params: ValidationParams) -> IngestReport:
-    quarantine = Quarantine(data)
-    path = quarantine.get_file("")
-    return ingest(
-        [QuarantineSource(path.stem, tuple(quarantine.iter_rows(path)))], data, params, NOW, validate=accept_all
-    )
+    path = Quarantine(data).get_file("")
+    source = QuarantineSource(path.stem, tuple(Quarantine(data).iter_rows(path)))
+    return ingest([source], data, params, NOW, validate=accept_all)
 
 
 def test_retry_with_blank_rows_is_not_rejected(tmp_path: Path) -> None:
@@ -419,19 +336,15 @@ def test_ingest_early_feedback_is_pending_then_joined(tmp_path: Path) -> None:
     assert (first.read, first.accepted, first.pending, first.quarantined) == (3, 0, 3, 0)
     again = take(data, early)
     assert (again.pending, again.duplicate) == (0, 3)
-    report = take(data, write_lines(tmp_path / "late.jsonl", row("i-1")))
-    assert (report.read, report.accepted, report.resolved_pending) == (1, 1, {"accepted": 2})
+    in_one_batch = [alone(thumb(value, user="u"), "i-2") for value in ("up", "down")]
+    report = take(data, write_lines(tmp_path / "late.jsonl", row(), *in_one_batch, row("i-2")))
+    assert (report.read, report.accepted, report.pending, report.quarantined) == (4, 3, 0, 1)
+    assert report.resolved_pending == {"accepted": 2}
     store = DataStore(data)
-    assert ([f.user for f in store.iter_rows(Thumb)], len(list(store.iter_rows(Review)))) == (["u"], 1)
+    assert sorted(found.interaction_id for found in store.iter_rows(Thumb)) == ["i-1", "i-2"]
+    assert len(list(store.iter_rows(Review))) == 1
     assert [len(list(read_lines(path))) for path in store.list_pending_files().values()] == [1]
     assert take(data, early).duplicate == 3
-
-
-def test_ingest_thumb_before_its_interaction_in_one_batch(tmp_path: Path) -> None:
-    file = write_lines(tmp_path / "a.jsonl", alone(thumb(user="u")), alone(thumb("down", user="u")), row())
-    report = take(tmp_path / "data", file)
-    assert (report.read, report.accepted, report.pending, report.quarantined) == (3, 2, 0, 1)
-    assert report.contracts == {"interactions": 1, "feedback": 1, "reviews": 0, "documents": 0}
 
 
 @pytest.mark.parametrize("reply", [thumb(user="u"), thumb(), verdict()], ids=["thumb", "anonymous thumb", "review"])
@@ -468,37 +381,10 @@ def test_ingest_rejected_row_that_is_pending_stays_in_quarantine(tmp_path: Path)
     assert [listed.rows for listed in Quarantine(data).list_files()] == [1]
 
 
-def test_ingest_batch_of_nothing_new_is_not_validated(tmp_path: Path) -> None:
-    file = write_lines(tmp_path / "a.jsonl", row())
-    take(tmp_path / "data", file)
-    validate = Mock()
-    assert take(tmp_path / "data", file, validate=validate).duplicate == 1
-    validate.assert_not_called()
-
-
 @pytest.mark.parametrize("read", [1, 3])
 def test_report_of_counts_that_do_not_add_up_raises(read: int) -> None:
     with pytest.raises(RuntimeError, match=f"{read} read, but 1 accepted, 1 duplicate"):
         IngestReport(read=read, accepted=1, duplicate=1, pending=0, quarantined=0, contracts={})
-
-
-def test_report_shows_counts_reasons_and_quarantine(tmp_path: Path) -> None:
-    file = write_lines(tmp_path / "a.jsonl", row(), row(), row(answer="Ten."), "{")
-    report = take(tmp_path / "data", file)
-    text = report.to_markdown()
-    counts = {"read": 4, "accepted": 1, "duplicate": 1, "pending": 0, "quarantined": 2}
-    assert "\n".join(f"| {count} | {name} |" for name, count in counts.items()) in text
-    assert "1 interactions, 0 feedback, 0 reviews, 0 documents" in text
-    assert "- 1 x A104 interaction_id: …" in text and f"Quarantined in {report.quarantine}:" in text
-    assert "all of them known" in take(tmp_path / "data", file).to_markdown()
-
-
-def test_count_reasons_ignores_particulars() -> None:
-    longer, longest = (make_reason("answer", f"{count} characters, 200 allowed") for count in ("300", "1,201"))
-    counts = count_reasons([(longer,), (longest, make_reason("model", "'x' odd"))])
-    assert counts == {"A103 answer: … characters, … allowed": 2, "A103 model: … odd": 1}
-    example = make_reason("asked_at", "not a timestamp: write it in UTC, as in 2026-01-31T12:00:00Z")
-    assert count_reasons([(example,)]) == {example.message_with_code: 1}
 
 
 keys = st.sampled_from(["i-1", "i-2", "i-3"])
@@ -523,8 +409,6 @@ lines = st.lists(
     | st.binary(),
     max_size=8,
 )
-
-
 HELD_THEN_REFUSED = [json.dumps(found).encode() for found in (alone(verdict()), row())]
 
 
@@ -551,15 +435,3 @@ def test_ingest_any_lines_add_up_and_twice_is_once(lines: list[bytes], bad: str)
         second = take(folder / "data", file, validate=validate)
         assert (second.accepted, second.pending, second.quarantined) == (0, 0, first.quarantined)
         assert bytes_of(folder / "data") == before
-
-
-@pytest.mark.heavy
-@settings(max_examples=60)
-@given(st.text() | st.text().map(lambda text: f"---\n{text}\n---\nbody") | st.text().map(lambda text: markdown(text)))
-def test_ingest_any_document_adds_up(text: str) -> None:
-    with TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "a.md").write_bytes(b"#" + text.encode() if not text.strip() else text.encode())
-        report = take(folder / "data", folder / "a.md", write_lines(folder / "a.jsonl", row()))
-        documents = list(read_documents(DataStore(folder / "data").list_document_files()))
-        assert (report.read, report.contracts["documents"]) == (2, len(documents))

@@ -13,21 +13,56 @@ from hypothesis import strategies as st
 from abstain.ingest.privacy.recognizers import EntityHit, FindEntities, make_pattern_finder
 from abstain.ingest.privacy.redaction import Redactor, merge_hits
 from abstain.ingest.privacy.search_spans import WINDOW
+from benchmarks import redaction as benchmark
 from tests.checkout import ROOT, TEMPLATE
-from tests.ingest.privacy import builders
-from tests.ingest.privacy.builders import params
+from tests.ingest.privacy.builders import SHIPPED, params, record_handed_texts
 
 pytestmark = pytest.mark.slow  # Presidio takes seconds to import
 
-REDACTOR = Redactor(builders.SHIPPED)
-PLACEHOLDERS = [f"<{name}>" for name in builders.SHIPPED.redact]
+REDACTOR = Redactor(SHIPPED)
+PLACEHOLDERS = [f"<{name}>" for name in SHIPPED.redact]
 
+DIGITS = "0123456789"
+CARDS = [("4", 16), ("4", 13), ("51", 16), ("55", 16), ("2221", 16), ("2720", 16), ("37", 15), ("6011", 16), ("62", 19)]
+BEFORE = [" ", "\n", "\u00a0", "(", '"', "\u201e", ": ", "<", "|", "。", "我的卡号", "これは", "мой: ", "เลข"]
+AFTER = [" ", "\n", "\u00a0", ")", '"', "!", "?", ", ", ". ", ">", "|", "。", "谢谢", "です", "으로", "ครับ"]
 SIGNS = ["@", "+", "-", ".", "DE89 ", "4111 ", "1", "x"]
+
+
+@st.composite
+def emails(draw: st.DrawFn) -> str:
+    local = draw(st.from_regex(r"[a-z0-9](?:[a-z0-9._+-]{0,12}[a-z0-9])?", fullmatch=True))
+    name = draw(st.from_regex(r"[a-z0-9](?:[a-z0-9-]{0,8}[a-z0-9])?", fullmatch=True))
+    domain = draw(st.sampled_from(["com", "org", "de", "co.uk", "com.br", "bank", "museum", "internal", "local"]))
+    case = draw(st.sampled_from([str, str.upper, str.title]))
+    return case(f"{local}@{name}.{domain}")
+
+
+@st.composite
+def cards(draw: st.DrawFn) -> str:
+    start, length = draw(st.sampled_from(CARDS))
+    rest = draw(st.text(DIGITS, min_size=length - len(start) - 1, max_size=length - len(start) - 1))
+    separators = ["", " ", "-"] if length > 13 else [""]
+    return benchmark.split_groups(benchmark.add_check_digit(start + rest), draw(st.sampled_from(separators)))
+
+
+@st.composite
+def ibans(draw: st.DrawFn) -> str:
+    country = draw(st.sampled_from(sorted(benchmark.IBAN_LENGTHS)))
+    account = draw(
+        st.text(DIGITS, min_size=benchmark.IBAN_LENGTHS[country] - 4, max_size=benchmark.IBAN_LENGTHS[country] - 4)
+    )
+    case = draw(st.sampled_from([str, str.lower]))
+    return case(benchmark.split_groups(benchmark.make_iban(country, account), draw(st.sampled_from(["", " "]))))
+
+
+phones = st.sampled_from(
+    ["+49 170 1234567", "+4917012345678", "+44 20 7946 0958", "+1 212-555-0123", "+33 6 12 34 56 78"]
+)
+social_security = st.sampled_from(["536-90-4399", "536 90 4399", "219-09-9998"])
+secrets = st.one_of(emails(), cards(), ibans(), phones, social_security)
 fragments = st.lists(
-    builders.secrets
-    | st.text(max_size=8)
-    | st.sampled_from([*PLACEHOLDERS, *builders.BEFORE, *builders.AFTER, *SIGNS]),
-    max_size=8,
+    secrets | st.text(max_size=8) | st.sampled_from([*PLACEHOLDERS, *BEFORE, *AFTER, *SIGNS]), max_size=8
 )
 
 
@@ -37,14 +72,14 @@ def redact(text: str) -> str:
 
 @cache
 def presidio() -> list[FindEntities]:
-    return [make_pattern_finder(entity) for entity in builders.SHIPPED.redact]
+    return [make_pattern_finder(entity) for entity in SHIPPED.redact]
 
 
 def bare(text: str) -> str:
     return "".join(filter(str.isalnum, text)).casefold()
 
 
-@given(st.text(), st.sampled_from(builders.BEFORE), builders.secrets, st.sampled_from(builders.AFTER), st.text())
+@given(st.text(), st.sampled_from(BEFORE), secrets, st.sampled_from(AFTER), st.text())
 @example("", "", "ann@example.org", ".", "Please")
 @example("3000", " ", "4111 1111 1111 1111", " ", "2026")
 @example("", "", "AT61 1904 3002 3457 3201", " ", "1000 Euro")
@@ -68,7 +103,7 @@ def test_redact_removes_all_that_presidio_finds(parts: list[str]) -> None:
     assume("<" not in text and not re.search(r"(?<!\d)1(?:[ -]?\d){12}", text))  # cards begin with 2 to 6
     for find in presidio():
         for hit in find(text):
-            if hit.score >= builders.SHIPPED.min_score:
+            if hit.score >= SHIPPED.min_score:
                 found = text[hit.start : hit.end]
                 assert redact(text).count(found) < text.count(found)
 
@@ -77,10 +112,7 @@ def test_redact_removes_all_that_presidio_finds(parts: list[str]) -> None:
     ("text", "redacted"),
     [
         ("请联系ann@example.org谢谢", "请联系<EMAIL_ADDRESS>谢谢"),
-        ("ann@example.com으로 보내 주세요", "<EMAIL_ADDRESS>으로 보내 주세요"),
         ("卡号4111111111111111谢谢", "卡号<CREDIT_CARD>谢谢"),
-        ("４１１１　１１１１　１１１１　１１１１です", "<CREDIT_CARD>です"),
-        ("ａｎｎ＠ｅｘａｍｐｌｅ．ｃｏｍ", "<EMAIL_ADDRESS>"),
         ("بطاقتي ٤١١١١١١١١١١١١١١١ شكرا", "بطاقتي <CREDIT_CARD> شكرا"),
         ("4111\u20111111\u20111111\u20111111", "<CREDIT_CARD>"),
         ("müller@münchen.de und иван@пример.рф", "<EMAIL_ADDRESS> und <EMAIL_ADDRESS>"),
@@ -89,7 +121,6 @@ def test_redact_removes_all_that_presidio_finds(parts: list[str]) -> None:
         ("ann@xn--mnchen-3ya.de, b--b@c.de", "<EMAIL_ADDRESS>, <EMAIL_ADDRESS>"),
         ("ann@bank.internal, bob@host.local", "<EMAIL_ADDRESS>, <EMAIL_ADDRESS>"),
         ("ann@example.com-4111111111111111", "<EMAIL_ADDRESS>-<CREDIT_CARD>"),
-        ("4111.1111.1111.1111, 5105/1051/0510/5100", "<CREDIT_CARD>, <CREDIT_CARD>"),
         ("DE89370400440532013000AT611904300234573201", "<IBAN_CODE><IBAN_CODE>"),
         ("+49 170 1234567 1000 Euro", "<PHONE_NUMBER> 1000 Euro"),
         ("2223 0031 2200 3222 / 6221 2601 2345 6789 453", "<CREDIT_CARD> / <CREDIT_CARD>"),
@@ -97,7 +128,6 @@ def test_redact_removes_all_that_presidio_finds(parts: list[str]) -> None:
         ("DE89370400440532013000COBADEFFXXX", "<IBAN_CODE>COBADEFFXXX"),
         ("4111-1111-1111-1111-123 4", "<CREDIT_CARD>-123 4"),
         ("an AT61 1904 3002 3457 3201 1000 Euro", "an <IBAN_CODE> 1000 Euro"),
-        ("de89370400440532013000cobadeff", "<IBAN_CODE>cobadeff"),
         ("mailto:ann@example.org?subject=a", "mailto:<EMAIL_ADDRESS>?subject=a"),
     ],
 )
@@ -116,7 +146,6 @@ def test_redact_every_script_and_form(text: str, redacted: str) -> None:
         ("+81ー90ー1234ー5678, +49∼170∼1234567", "<PHONE_NUMBER>, <PHONE_NUMBER>"),
         *((f"IBAN{last}DE89370400440532013000", f"IBAN{last}<IBAN_CODE>") for last in ("ª", "é", "ы", "٣", "")),
         ("①②③ 4️⃣1️⃣1️⃣1️⃣1111 1111 1111", "①②③ <CREDIT_CARD>"),
-        ("４１１１ １１１１ １１１１ １１１１²", "<CREDIT_CARD>²"),
     ],
 )
 def test_redact_sign_next_to_a_secret_hides_nothing(text: str, redacted: str) -> None:
@@ -142,20 +171,14 @@ def test_redact_look_alikes_stay(text: str) -> None:
     assert redact(text) is text
 
 
-def test_redact_kept_values_stay() -> None:
-    redactor = Redactor(params(keep=("Help@Bank.example.com ", "+49 170 1234567", "help@bank.co.uk")))
+def test_redact_obeys_kept_values_regions_entities_and_scores() -> None:
     kept = "help@bank.example.com or +49 170 1234567, help@bank.co.uk, not "
+    redactor = Redactor(params(keep=("Help@Bank.example.com ", "+49 170 1234567", "help@bank.co.uk")))
     redacted, _ = redactor.redact(f"{kept}ann@bank.example.com or +49 170 1234568")
     assert redacted == f"{kept}<EMAIL_ADDRESS> or <PHONE_NUMBER>"
-
-
-def test_redact_national_phone_numbers_need_a_region() -> None:
     text = "0170 1234567 since 2019, or (020) 7946-0958"
     assert redact(text) == text
     assert Redactor(params(phone_regions=("DE",))).redact(text)[0].startswith("<PHONE_NUMBER> since 2019")
-
-
-def test_redact_other_entities_and_scores() -> None:
     assert Redactor(params(redact=("IP_ADDRESS",))).redact("a:b 10.0.0.1 x@y.de")[0] == "a:b <IP_ADDRESS> x@y.de"
     weak = params(redact=("US_SSN", "US_SSN"), min_score=0.01)
     assert Redactor(weak).redact("id 536904399")[0] == "id <US_SSN>"
@@ -178,8 +201,8 @@ UNITS += ["\u00e9@\u8c22.", "a@b.c\u00b9", "x@y.de ", "4111111111111111 ", "DE89
 def read(monkeypatch: pytest.MonkeyPatch, text: str) -> list[str]:
     """What recognizers are handed of `text`."""
     with monkeypatch.context() as watched:
-        handed = builders.record_handed_texts(watched, "make_pattern_finder")
-        Redactor(builders.SHIPPED).redact(text)
+        handed = record_handed_texts(watched, "make_pattern_finder")
+        Redactor(SHIPPED).redact(text)
     return handed
 
 
@@ -245,5 +268,28 @@ def test_redact_uses_no_network_and_leaves_no_file(tmp_path: Path) -> None:
 
 def test_redact_logs_no_values(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("DEBUG"):
-        Redactor(builders.SHIPPED).redact("ann@example.org 4111 1111 1111 1111 DE89370400440532013000 XX00 1111 2222")
+        Redactor(SHIPPED).redact("ann@example.org 4111 1111 1111 1111 DE89370400440532013000 XX00 1111 2222")
     assert not any(part in caplog.text for part in ("example", "1111", "3704"))
+
+
+NOT_FOUND = ("` @ `", "Cyrillic and Greek look-alikes", "quoted local part", "in pairs")
+"""Forms of which docs/privacy.md says so."""
+
+
+@pytest.mark.parametrize("form", [form for form in benchmark.FORMS if form not in NOT_FOUND])
+def test_redact_finds_identifiers_of_a_form(form: str) -> None:
+    kinds = [kind for kind in benchmark.FORMS[form][1] if (form, kind) != ("other separators", "US_SSN")]
+    assert {kind: share for kind in kinds if (share := benchmark.measure_recall(REDACTOR, form, kind, 24)) < 0.95} == {}
+
+
+def test_redact_numbers_of_everyday_text_stay() -> None:
+    texts = benchmark.make_number_lists(500)
+    changed = [text for text in texts if REDACTOR.redact(text)[0] != text]
+    assert len(changed) <= 0.001 * len(texts), changed[:10]
+
+
+def test_redaction_benchmark_prints_its_table(capsys: pytest.CaptureFixture[str]) -> None:
+    benchmark.main(["--each", "6", "--numbers", "5"])
+    said = capsys.readouterr().out
+    assert "| as written | 1.00 | 1.00 | 1.00 | 1.00 | 1.00 |" in said
+    assert re.search(r"false positives: 0 of \d{3,} answers of the sample", said)

@@ -8,11 +8,11 @@ import pytest
 from abstain.core.errors import AbstainError
 from abstain.ingest.sources.config import AnySource, load_sources
 from abstain.ingest.sources.files import ExplicitFiles, FileSource
-from abstain.ingest.sources.sql import SqlSource, TableConfig
+from abstain.ingest.sources.sql import TableConfig
 from tests.checkout import TEMPLATE
 from tests.conftest import ROOT
 from tests.factories import row, write_lines
-from tests.ingest.sources.databases import new_database, run
+from tests.ingest.sources.test_sql import run
 
 FULL = """
 sources:
@@ -80,27 +80,16 @@ def test_sources_wrong_key_is_one_line(tmp_path: Path, old: str, new: str, messa
         load(tmp_path, FULL.replace(old, new))
     assert "\n" not in str(refused.value)
     assert str(refused.value).startswith(str(tmp_path / "sources.yaml"))
-
-
-def test_sources_missing_file_or_variable_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(AbstainError, match=r"sources\.yaml is missing"):
-        load_sources(tmp_path / "sources.yaml", tmp_path)
+    with pytest.raises(AbstainError, match=r"nowhere\.yaml is missing"):
+        load_sources(tmp_path / "nowhere.yaml", tmp_path)
     with pytest.raises(AbstainError, match="'warehouse': .* PASSWORD"):
         load(tmp_path, FULL)
 
 
 def test_sources_relative_paths_are_in_the_home(tmp_path: Path) -> None:
     write_lines(tmp_path / "export.jsonl", row())
-    run(new_database(tmp_path), "ALTER TABLE thumbs RENAME TO feedback")
-    run(tmp_path / "feedback.db", "INSERT INTO feedback VALUES (1, 'i-1', '2026-09-02T12:00:00Z', 'up', '')")
-    files, database = load(
-        tmp_path, "sources: [{name: a, kind: files, url: export.jsonl}, {name: b, kind: sql, late_by_days: 2}]"
-    )
+    (files,) = load(tmp_path, "sources: [{name: a, kind: files, url: export.jsonl}]")
     assert len(list(files.read({}))) == 1
-    assert [found.source for found in database.read({})] == ["b/feedback"]
-
-
-def test_sources_missing_place_is_not_created(tmp_path: Path) -> None:
     for url in ("export.csv", str(tmp_path / "away")):
         (source,) = load(tmp_path, f"sources: [{{name: a, kind: files, url: {url}}}]")
         with pytest.raises(AbstainError, match="no such file or folder"):
@@ -122,7 +111,8 @@ def test_sources_documented_examples_are_read(tmp_path: Path, monkeypatch: pytes
     run(tmp_path / "feedback.db", "INSERT INTO feedback VALUES (1, 'i-1', '2026-09-02T12:00:00Z', 'up', 'u', NULL)")
     own = ("i-1", "2026-09-01T12:00:00Z", "q", "a", "[]", "m", None, "retail", "g", '{"log_prob": -0.5}')
     run(tmp_path / "feedback.db", f"INSERT INTO interactions VALUES ({', '.join('?' * len(own))})", own)
-    reading = SqlSource(name="b").resolve_paths(tmp_path, tmp_path).read({})
+    (database,) = load(tmp_path, "sources: [{name: b, kind: sql}]")
+    reading = database.read({})
     interaction, thumb = reading
     assert (interaction.interaction.group, interaction.interaction.writer_scores) == ("g", {"log_prob": -0.5})
     assert thumb.thumb.user == "u"

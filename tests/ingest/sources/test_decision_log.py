@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from abstain.config.params import load_params
 from abstain.config.settings import load_settings
 from abstain.core.contracts import Interaction, Review, Thumb
 from abstain.core.errors import AbstainError
@@ -21,13 +20,11 @@ from abstain.data.decision_log.log import DecisionLog
 from abstain.data.store.dataset import DataStore
 from abstain.ingest.parsing import ParsedRow
 from abstain.ingest.pipeline.run import ingest
-from abstain.ingest.privacy.policy import Privacy
 from abstain.ingest.report import IngestReport
 from abstain.ingest.sources import SourceReader
 from abstain.ingest.sources.config import load_sources
 from abstain.ingest.sources.decision_log import DecisionLogSource
-from tests.checkout import ROOT
-from tests.data.decision_log.builders import AT, bytes_in, decision, open_log, url_of
+from tests.data.decision_log.builders import AT, decision, open_log, url_of
 from tests.factories import NOW, PARAMS, accept_all, feedback, interaction, review
 
 Open = Callable[..., DecisionLog]
@@ -64,15 +61,16 @@ def list_parts(rows: list[ParsedRow]) -> list[tuple[str | None, str | None]]:
     return [(asked and asked.interaction_id, reply and reply.interaction_id) for asked, reply in pairs]
 
 
-def take(folder: Path, privacy: Privacy | None = None) -> IngestReport:
+def take(folder: Path) -> IngestReport:
     source = DecisionLogSource(name="decisions", url=url_of(folder))
-    return ingest([source], folder / "data", PARAMS, NOW, privacy=privacy, incremental=True, validate=accept_all)
+    return ingest([source], folder / "data", PARAMS, NOW, incremental=True, validate=accept_all)
 
 
-def list_stored(folder: Path) -> tuple[list[str], ...]:
+def list_stored(folder: Path) -> list[list[str]]:
     store = DataStore(folder / "data")
-    contracts = (Interaction, Thumb, Review)
-    return tuple([row.interaction_id for row in store.iter_rows(contract)] for contract in contracts)
+    return [
+        sorted(row.interaction_id for row in store.iter_rows(contract)) for contract in (Interaction, Thumb, Review)
+    ]
 
 
 def test_decisions_only_sampled_and_rated_ones_come(tmp_path: Path, open_here: Open) -> None:
@@ -88,30 +86,13 @@ def test_decisions_only_sampled_and_rated_ones_come(tmp_path: Path, open_here: O
 
 def test_decisions_one_that_replaces_an_empty_one_comes_once(tmp_path: Path, open_here: Open) -> None:
     log = open_here(**ALL)
-    record(log, decision("a", shown=False, decision="unavailable", interaction=None), decision("b"))
-    rows, state = read(tmp_path)
-    assert list_parts(rows) == [("b", None)]
+    record(log, decision("a", shown=False, decision="unavailable", interaction=None), decision("b"), feedback("a"))
+    reading = open_reader(tmp_path)
+    assert list_parts(list(reading)) == [("b", None), (None, "a")] and reading.outcome.notes == ()
     record(log, decision("a"))
-    rows, state = read(tmp_path, state)
+    rows, state = read(tmp_path, reading.outcome.state)
     assert list_parts(rows) == [("a", None)]
     assert read(tmp_path, state)[0] == []
-
-
-def test_decisions_unsampled_decision_comes_with_its_feedback(tmp_path: Path, open_here: Open) -> None:
-    log = open_here(**NONE)
-    record(log, decision("late"), feedback("early"))
-    rows, state = read(tmp_path)
-    assert list_parts(rows) == [(None, "early")]
-    record(log, decision("early"), feedback("late"))
-    rows, state = read(tmp_path, state)
-    assert list_parts(rows) == [("early", None), ("late", "late")]
-    assert read(tmp_path, state)[0] == []
-
-
-def test_decisions_feedback_on_states_alone_comes_alone(tmp_path: Path, open_here: Open) -> None:
-    record(open_here(**ALL), decision("a", interaction=None), feedback("a"))
-    reading = open_reader(tmp_path)
-    assert list_parts(list(reading)) == [(None, "a")] and reading.outcome.notes == ()
 
 
 numbers = st.integers(0, 7)
@@ -145,32 +126,22 @@ def test_decisions_every_row_is_ingested_exactly_once(
     drawn = {key for key in decided if queries.get_decision(log.database, key).sampled}
     log.close()
     thumbs, reviews = (sorted(key for key in keys[step] if key in decided) for step in ("thumb", "review"))
-    expected = (sorted({*drawn, *thumbs, *reviews}), thumbs, reviews)
-    assert tuple(map(sorted, list_stored(folder))) == expected
+    assert list_stored(folder) == [sorted({*drawn, *thumbs, *reviews}), thumbs, reviews]
     assert take(folder).read == 0
 
 
-def test_decisions_several_pages_come_in_order(
+def test_decisions_pages_come_in_order_later_ones_next(
     tmp_path: Path, open_here: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PAGE_ROWS", 3)
-    record(open_here(**ALL), *(make(f"i-{n}") for n in range(9) for make in (decision, feedback)))
-    rows, _ = read(tmp_path)
-    assert [row.line for row in rows] == [*range(1, 10), *range(1, 10)]
-
-
-def test_decisions_logged_during_a_reading_come_next(
-    tmp_path: Path, open_here: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "PAGE_ROWS", 1)
     log = open_here(**ALL)
-    record(log, decision("a"), decision("b"))
+    record(log, *(make(f"i-{n}") for n in range(9) for make in (decision, feedback)))
     reading = open_reader(tmp_path)
     rows = iter(reading)
     first = next(rows)
-    record(log, decision("c"))
-    assert list_parts([first, *rows]) == [("a", None), ("b", None)]
-    assert list_parts(read(tmp_path, reading.outcome.state)[0]) == [("c", None)]
+    record(log, decision("late"))
+    assert [row.line for row in (first, *rows)] == [*range(1, 10), *range(1, 10)]
+    assert list_parts(read(tmp_path, reading.outcome.state)[0]) == [("late", None)]
 
 
 def test_decisions_another_log_is_read_from_its_beginning(tmp_path: Path) -> None:
@@ -213,27 +184,3 @@ def test_decisions_log_named_by_the_settings_is_read(tmp_path: Path, monkeypatch
     monkeypatch.delenv("OTHER")
     with pytest.raises(AbstainError, match="'other': .*OTHER"):
         load_sources(tmp_path / "sources.yaml", tmp_path)
-
-
-@pytest.mark.heavy
-def test_decisions_ingest_redacts_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ABSTAIN_USER_KEY", "5e" * 32)
-    privacy = Privacy.from_params(load_params(ROOT / "params.yaml").privacy, load_settings())
-    log = open_log(url_of(tmp_path), redact=privacy.redact_row, pseudonym=privacy.get_pseudonym, **NONE)
-    asked = interaction("a", question="I am ann@example.org. What is the fee?", answer="Dear ann@example.org, none.")
-    thumb, verdict = (
-        feedback("a", user="ann", comment="mail ann@example.org"),
-        review("a", ideal_answer="ann@example.org"),
-    )
-    record(log, decision("a", interaction=asked, user="ann"), thumb, verdict)
-    rows, _ = read(tmp_path)
-    kept = [part for row in rows for part in row.iter_contents()]
-    assert [privacy.redact_row(part) for part in kept] == kept
-    assert b"ann@example.org" not in bytes_in(tmp_path)
-    found = queries.get_decision(log.database, "a")
-    assert found.decision.user == found.feedback[0].user == privacy.get_pseudonym("ann") != "ann"
-    assert take(tmp_path, privacy).accepted == 2
-    record(log, feedback("a", user="bob"))
-    report = take(tmp_path, privacy)
-    assert (report.read, report.accepted, list_stored(tmp_path)[1]) == (1, 1, ["a", "a"])
-    log.close()

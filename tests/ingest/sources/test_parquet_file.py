@@ -36,19 +36,15 @@ def read(table: dict[str, Any] | pa.Table) -> list[ParsedRow]:
     return list(read_parquet(file, "a.parquet", "folder/a.parquet"))
 
 
-def test_parquet_struct_of_nulls_is_missing() -> None:
-    struct = pa.struct([("given_at", pa.timestamp("us", "UTC")), ("thumb", pa.string())])
-    (row,) = read(OWN | {"contexts": [[]], "thumb": pa.array([{"given_at": None, "thumb": None}], struct)})
-    assert list(row.iter_contents()) == [interaction()]
-
-
-def test_parquet_zones_are_converted_and_nanoseconds_cut_off() -> None:
-    moment = int(ASKED.timestamp()) * 10**9 + 1_234_567
+def test_parquet_zones_are_converted_structs_of_nulls_missing() -> None:
+    moment = int(ASKED.timestamp()) * 10**9 + 1_234_567  # of which nanoseconds are cut off
     struct = pa.struct([("given_at", pa.timestamp("s", "Asia/Tokyo")), ("thumb", pa.string())])
-    thumb = pa.array([{"given_at": later(1), "thumb": "up"}], struct)
-    asked_at = pa.array([moment], pa.timestamp("ns", "Europe/Paris"))
-    (row,) = read(OWN | {"asked_at": asked_at, "thumb": thumb, "contexts": [[]]})
-    assert list(row.iter_contents()) == [interaction(asked_at=ASKED.replace(microsecond=1234)), feedback()]
+    thumbs = pa.array([{"given_at": later(1), "thumb": "up"}, {"given_at": None, "thumb": None}], struct)
+    asked_at = pa.array([moment] * 2, pa.timestamp("ns", "Europe/Paris"))
+    texts = {name: list(values) * 2 for name, values in OWN.items() if name != "asked_at"}
+    rows = read(texts | {"asked_at": asked_at, "thumb": thumbs, "contexts": [[]] * 2})
+    asked = interaction(asked_at=ASKED.replace(microsecond=1234))
+    assert [list(row.iter_contents()) for row in rows] == [[asked, feedback()], [asked]]
 
 
 @pytest.mark.parametrize(
@@ -86,8 +82,6 @@ types = st.one_of(
     st.builds(pa.duration, units),
     st.just(pa.date64()),
 )
-
-
 UNWATCHED = patch.object(parquet_file, "_crashes_arrow", lambda file, size: False)
 """For examples by the hundred, which are whole files: another process for each takes long."""
 
@@ -98,11 +92,8 @@ def test_parquet_any_time_is_a_row_or_a_reason(kind: pa.DataType, moments: list[
     # The file holds seconds as milliseconds.
     stored = [one and (one // 1024 if kind == pa.timestamp("s", getattr(kind, "tz", None)) else one) for one in moments]
     values: Any = pa.array(stored, pa.int64()).view(kind)
-    column: dict[str, Any] = {"given_at": values}
-    if nested:
-        column = {"thumb": pa.StructArray.from_arrays([values], ["given_at"])}
-    table = pa.RecordBatch.from_pydict({"interaction_id": ["i"] * len(moments)} | column)
-    rows = read(pa.Table.from_batches([table]))
+    column = {"thumb": pa.StructArray.from_arrays([values], ["given_at"])} if nested else {"given_at": values}
+    rows = read({"interaction_id": ["i"] * len(moments)} | column)
     assert [row.line for row in rows] == list(range(1, len(moments) + 1))
     assert all(row.reasons for row in rows)  # a thumb without its word
 
@@ -113,11 +104,6 @@ def test_parquet_rows_are_numbered_across_batches(monkeypatch: pytest.MonkeyPatc
     assert [(row.line, row.thumb.interaction_id) for row in rows if row.thumb] == [(n + 1, f"i-{n}") for n in range(10)]
 
 
-def test_parquet_contradicting_columns_are_an_error() -> None:
-    with pytest.raises(AbstainError, match=r"folder/a\.parquet: the columns 'thumb\.thumb' and 'thumb' are redundant"):
-        read({"interaction_id": ["i"], "thumb": ["up"], "thumb.thumb": ["down"]})
-
-
 def test_parquet_damaged_file_is_an_error() -> None:
     file = io.BytesIO()
     pq.write_table(pa.table({"interaction_id": [f"i-{n:05}" for n in range(5000)]}), file, compression="gzip")
@@ -126,6 +112,8 @@ def test_parquet_damaged_file_is_an_error() -> None:
     with pytest.raises(AbstainError, match=r"folder/a\.parquet: cannot be read: ") as refused:
         list(read_parquet(io.BytesIO(bytes(content)), "a.parquet", "folder/a.parquet"))
     assert "\n" not in str(refused.value)
+    with pytest.raises(AbstainError, match=r"folder/a\.parquet: the columns 'thumb\.thumb' and 'thumb' are redundant"):
+        read({"interaction_id": ["i"], "thumb": ["up"], "thumb.thumb": ["down"]})
 
 
 ABORTS = (

@@ -1,26 +1,20 @@
 """The same source against a real server: native types, transactions, connections that break."""
 
-import os
 import random
-import signal
-import tempfile
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import psycopg
 import pytest
+from sqlalchemy.engine import make_url
 from tenacity import wait_none
 
 from abstain.core.errors import AbstainError
 from abstain.ingest.sources import sql_database
-from abstain.ingest.sources.config import load_sources
 from abstain.ingest.sources.sql import TableConfig, TablesConfig
-from tests.conftest import ROOT
 from tests.factories import feedback, interaction, review
-from tests.ingest.sources.databases import lines, read, source
-from tests.postgres import database, start_postgres
+from tests.ingest.sources.test_sql import lines, read, source
+from tests.postgres import database
 
 pytestmark = pytest.mark.slow
 
@@ -37,14 +31,6 @@ CREATE TABLE sme.reviews (
   inclusion_probability numeric, PRIMARY KEY (interaction_id, reviewer));
 """
 CUT = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = current_database()"
-ANSWERS = """CREATE TABLE app.answers (id text PRIMARY KEY, asked_at timestamptz, prompt text, reply text, retrieved jsonb,
-  model text, written_at timestamptz)"""
-ANSWERED = """INSERT INTO app.answers
-  VALUES ('i-1', '2026-09-01 12:00+00', 'What is the fee?', 'None.', '[]', 'm@1', now())"""
-REMARKS = """CREATE TABLE app.thumbs (id bigint, answer_id text, at timestamptz, thumb text, employee text, remark text,
-  spam boolean)"""
-REMARKED = """INSERT INTO app.thumbs VALUES (1, 'i-1', '2026-09-02 12:00+00', 'up', 'u-1', 'fine', false),
-  (2, 'i-1', '2026-09-02 12:00+00', 'down', 'u-2', 'spam', true)"""
 ADD = "INSERT INTO thumbs (interaction_id, given_at, thumb, written_at) VALUES (1, '2026-09-02T12:00:00Z', 'up', "
 MANY = (
     "INSERT INTO thumbs (interaction_id, given_at, thumb, written_at) SELECT n, '2026-09-02T12:00:00Z', 'up', "
@@ -88,38 +74,19 @@ def test_postgres_native_types_are_read(url: str) -> None:
     assert refused[0].reasons[0].field == "reviewed_at"
 
 
-def test_postgres_documented_warehouse_is_read(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (ROOT / "docs" / "sources.md").read_text()
-    example = next(block for block in text.split("```yaml\n")[1:] if "name: warehouse" in block).split("```")[0]
-    (tmp_path / "sources.yaml").write_text(example)
-    monkeypatch.setenv("FEEDBACK_PASSWORD", "?")
-    (warehouse,) = load_sources(tmp_path / "sources.yaml", tmp_path)
-    run(url, "CREATE SCHEMA app", ANSWERS, ANSWERED, REMARKS, REMARKED)
-    rows = list(warehouse.model_copy(update={"url": url}).read({}))
-    contents = [part for row in rows for part in row.iter_contents()]
-    assert contents == [interaction(), feedback(user="u-1", comment="fine")]
-
-
-def test_postgres_query_may_hold_casts_and_comments(url: str) -> None:
+def test_postgres_query_may_hold_casts_but_not_write(url: str) -> None:
     asked = "(1, '2026-09-01 12:00+00', 'What is the fee?', 'None.', '[]', 'm@1', '50%')"
-    run(url, f"INSERT INTO interactions VALUES {asked}")
+    run(url, f"INSERT INTO interactions VALUES {asked}", f"{ADD} now())")
     query = "SELECT interaction_id::text, asked_at, question, answer, contexts, model FROM interactions WHERE product LIKE '%\\%' -- :x"
     rows, _ = read(url, tables=TablesConfig(interactions=TableConfig(query=f"{query}\n")))
     assert [row.interaction for row in rows] == [interaction("1")]
-
-
-def test_postgres_time_beyond_python_fails_the_table(url: str) -> None:
-    run(url, f"{ADD} now())", "UPDATE thumbs SET given_at = '0044-03-15 12:00:00+00 BC'")
+    writing = TablesConfig(feedback=TableConfig(query="SELECT *, nextval('thumbs_id_seq') FROM thumbs"))
+    with pytest.raises(AbstainError, match="read-only transaction"):
+        read(url, tables=writing)
+    run(url, "UPDATE thumbs SET given_at = '0044-03-15 12:00:00+00 BC'")  # which Python cannot hold
     with pytest.raises(AbstainError, match="feedback: the table 'thumbs': .*: correct this value") as refused:
         read(url)
     assert "\n" not in str(refused.value)
-
-
-def test_postgres_query_cannot_write(url: str) -> None:
-    tables = TablesConfig(feedback=TableConfig(query="SELECT *, nextval('thumbs_id_seq') FROM thumbs"))
-    run(url, f"{ADD} now())")
-    with pytest.raises(AbstainError, match="read-only transaction"):
-        read(url, tables=tables)
 
 
 def test_postgres_concurrent_writers_lose_no_row(url: str) -> None:
@@ -159,35 +126,23 @@ def test_postgres_broken_connections_lose_no_row(url: str, monkeypatch: pytest.M
     assert reading.outcome.state["tables"]["feedback"]["count"] == 0
 
 
-def test_postgres_stopped_server_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_postgres_lost_database_is_an_error(postgres: str, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sql_database, "CHUNK_ROWS", 100)
     monkeypatch.setattr(sql_database, "RETRY_WAIT", wait_none())
-    with tempfile.TemporaryDirectory(prefix="abstain-postgres-") as name:
-        Path(name).chmod(0o755)
-        with start_postgres(Path(name) / "data") as server:
-            run(server, MAKE, MANY)
-            reading = source(server).read({})
-            rows = iter(reading)
-            next(rows)
-            stop(Path(name) / "data")
-            with pytest.raises(AbstainError, match="the connection broke, and 4 attempts to go on failed: ") as refused:
-                list(rows)
-        assert "\n" not in str(refused.value)
-        with pytest.raises(RuntimeError):
-            _ = reading.outcome.state
-        with pytest.raises(AbstainError, match="connection failed|No such file") as refused:
-            source(server).read({})
-        assert "\n" not in str(refused.value)
-
-
-def stop(data: Path) -> None:
-    """End the server at once, like a machine that is switched off."""
-    os.kill(int((data / "postmaster.pid").read_text().split("\n")[0]), signal.SIGQUIT)
-    for _ in range(100):
-        if not (data / "postmaster.pid").exists():
-            return
-        time.sleep(0.05)
-    raise TimeoutError("the server does not end")
+    run(url, MANY)
+    reading = source(url).read({})
+    rows = iter(reading)
+    next(rows)
+    name = make_url(url).database
+    run(postgres, f"ALTER DATABASE {name} ALLOW_CONNECTIONS false", CUT.replace("current_database()", f"'{name}'"))
+    with pytest.raises(AbstainError, match="the connection broke, and 4 attempts to go on failed: ") as refused:
+        list(rows)
+    assert "\n" not in str(refused.value)
+    with pytest.raises(RuntimeError):
+        _ = reading.outcome.state
+    with pytest.raises(AbstainError, match="not currently accepting connections") as refused:
+        source(url).read({})
+    assert "\n" not in str(refused.value)
 
 
 def test_postgres_errors_hide_the_password(postgres: str) -> None:
