@@ -150,16 +150,10 @@ def test_encode_prompt_bos_follows_the_tokenizer() -> None:
         assert get_bos_tokens(without) == []
     assert encode_prompt(other, pass_).spans["bos"] == (0, 0)
     assert encode_prompt(other, pass_).ids == with_it.ids[1:]
-
-
-def test_get_bos_tokens_of_closing_tokenizer_is_empty() -> None:
-    closing = byte_tokenizer()  # as those of encoders, which end a text and do not begin it
-    closing.bos_token = "<|im_start|>"
-    closing.backend_tokenizer.post_processor = TemplateProcessing(
+    other.backend_tokenizer.post_processor = TemplateProcessing(
         single="$A <|im_end|>", special_tokens=[("<|im_end|>", END)]
     )
-    assert closing.encode("") == [END]
-    assert get_bos_tokens(closing) == []
+    assert (other.encode(""), get_bos_tokens(other)) == ([END], []), "it ends a text as encoders do, and begins none"
 
 
 @pytest.mark.slow

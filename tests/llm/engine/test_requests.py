@@ -131,13 +131,21 @@ def test_generate_cost_is_that_of_the_tokens_written() -> None:
         assert engine.stats.forward_tokens == tokens, "the last token is read for its states only, and EOS after it"
 
 
-def test_generate_answers_do_not_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generate_decodes_few_rows_with_equal_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    widths: list[int] = []
+    start = KVCacheDecoder.__init__
+    monkeypatch.setattr(KVCacheDecoder, "__init__", lambda own, *of: widths.append(len(of[1])) or start(own, *of))
+    prompts = {f"{n}": tiny_pass(context="c" * (60 + n))[PROMPT] for n in range(6)}
+    run(shared_model(), Generate(2, temperature=1.0, samples=20), prompts)
+    assert widths == [40, 40, 40]
+    widths.clear()
+    run(shared_model(), Generate(2), prompts, tokens=30)  # eight batches of 30 tokens: two prompts or three
+    assert len(widths) >= 2 and sum(widths) == 6
     prompts = {key: pass_[PROMPT] for key, pass_ in tiny_passes().items()}
     together = run(shared_model(), Generate(6), prompts)
     monkeypatch.setattr(incremental_decoder, "DECODE_ROWS", 2)
     apart = run(shared_model(), Generate(6), prompts)
-    assert {key: answer[0].tokens for key, answer in together.items()} == {k: a[0].tokens for k, a in apart.items()}
-    assert set(apart) == set(prompts)
+    assert {key: together[key][0].tokens for key in prompts} == {key: apart[key][0].tokens for key in prompts}
 
 
 def test_generate_samples_follow_seed_and_distribution() -> None:
@@ -208,8 +216,9 @@ def test_cut_to_operation_ends_at_the_last_segment() -> None:
     assert cut_to_operation(pass_, NextTokenProbs(("Y",))) == pass_
     with pytest.raises(AbstainError, match="'hint' .* instruction, context"):
         cut_to_operation(pass_, NLL(("hint",)))
-    with pytest.raises(AbstainError, match="not adjacent"):
-        cut_to_operation(pass_, NLL(("context", "question")))
+    for segments in (("answer", "question"), ("context", "question")):
+        with pytest.raises(AbstainError, match="not adjacent"):
+            cut_to_operation(pass_, NLL(segments))
 
 
 def test_generate_prompt_needs_room_for_its_answer() -> None:
@@ -369,15 +378,3 @@ def test_engine_threads_sharing_a_model_give_equal_states() -> None:
     for found in results:
         for key, states in expected.items():
             assert_close(found[key], states)
-
-
-def test_generate_decodes_a_limited_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    widths: list[int] = []
-    start = KVCacheDecoder.__init__
-    monkeypatch.setattr(KVCacheDecoder, "__init__", lambda own, *of: widths.append(len(of[1])) or start(own, *of))
-    prompts = {f"{n}": tiny_pass(context="c" * (60 + n))[PROMPT] for n in range(6)}
-    run(shared_model(), Generate(2, temperature=1.0, samples=20), prompts)
-    assert widths == [40, 40, 40]
-    widths.clear()
-    run(shared_model(), Generate(2), prompts, tokens=30)  # eight batches of 30 tokens: two prompts or three
-    assert len(widths) >= 2 and sum(widths) == 6
