@@ -36,9 +36,11 @@ LAYOUT = Layout(
     """,
 )
 
-_COMMON: dict[str, Any] = {"vocab_size": 300, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-_MODERN = {
-    **_COMMON,
+_SIZES: dict[str, Any] = {
+    "vocab_size": 300,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
     "hidden_size": WIDTH,
     "intermediate_size": 2 * WIDTH,
     "num_hidden_layers": LAYERS,
@@ -47,18 +49,18 @@ _MODERN = {
     "initializer_range": 0.3,  # large enough for every block to change the stream visibly
 }
 CONFIGS = {
-    "llama": lambda: LlamaConfig(**_MODERN, num_key_value_heads=2),
-    "qwen2": lambda: Qwen2Config(**_MODERN, num_key_value_heads=2),
+    "llama": lambda: LlamaConfig(**_SIZES, num_key_value_heads=2),
+    "qwen2": lambda: Qwen2Config(**_SIZES, num_key_value_heads=2),
     "gemma3": lambda: Gemma3TextConfig(
-        **_MODERN,
+        **_SIZES,
         num_key_value_heads=1,
         head_dim=8,
         sliding_window=16,
         layer_types=["sliding_attention", "full_attention"] * 2,
     ),
-    "gpt2": lambda: GPT2Config(**_MODERN),
+    "gpt2": lambda: GPT2Config(**_SIZES),
     "opt": lambda: OPTConfig(
-        **_MODERN | {"pad_token_id": 1}, ffn_dim=2 * WIDTH, word_embed_proj_dim=WIDTH, init_std=0.3, dropout=0.0
+        **_SIZES | {"pad_token_id": 1}, ffn_dim=2 * WIDTH, word_embed_proj_dim=WIDTH, init_std=0.3, dropout=0.0
     ),
 }
 

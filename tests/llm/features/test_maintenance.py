@@ -12,7 +12,7 @@ from abstain.llm.features import file_store
 from abstain.llm.features.cache import CacheNamespace, FeatureCache
 from abstain.llm.features.maintenance import PruneResult, VerifyResult, collect_namespace_stats, prune, verify
 from abstain.llm.features.shard import encode_shard
-from tests.llm.features.test_cache import DAMAGE, SPACE, files, flip_bit, part, rows
+from tests.llm.features.test_cache import SPACE, files, flip_bit, part, rows
 
 OTHER = replace(SPACE, operation="Other()")
 DAY = timedelta(days=1)
@@ -53,10 +53,9 @@ def test_namespace_stats_are_separate_and_read_headers_only(tmp_path: Path, monk
     assert bad.exists()  # looking moves nothing
 
 
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_verify_finds_every_kind_of_damage(tmp_path: Path, damage) -> None:
+def test_verify_moves_damaged_shards_to_quarantine(tmp_path: Path) -> None:
     bad, good = written(tmp_path, SPACE, rows("a", "b")), written(tmp_path, OTHER, rows("a"))
-    bad.write_bytes(damage(bad.read_bytes()))
+    bad.write_bytes(flip_bit(bad.read_bytes()))
     seen: list[tuple[int, int]] = []
     report = verify(tmp_path, lambda done, total: seen.append((done, total)))
     assert report == VerifyResult(2, (f"{SPACE.digest}/{bad.name}",))

@@ -118,11 +118,9 @@ def places_of(text: EncodedText, steps: list[PerturbationStep]) -> list[int]:
 
 
 def steps_of(
-    engine: CausalEngine | PerturbationEngine, texts: Mapping[str, str | PromptSegments], ask: Perturb
+    engine: CausalEngine | PerturbationEngine, texts: Mapping[str, str], ask: Perturb
 ) -> dict[str, list[PerturbationStep]]:
-    requests = {
-        key: Request(chunk(text) if isinstance(text, str) else text, ask, f"text {key}") for key, text in texts.items()
-    }
+    requests = {key: Request(chunk(text), ask, f"text {key}") for key, text in texts.items()}
     return {key: to_steps(rows) for key, rows in engine.run(requests)}  # type: ignore[arg-type]
 
 

@@ -10,6 +10,12 @@ from abstain.core.errors import AbstainError
 from abstain.llm.engine import prompts
 from abstain.llm.signals.length import LengthOnly
 from abstain.llm.signals.registry import AvailableScorers, build_scorers
+from abstain.llm.signals.servable import (
+    explain_not_servable,
+    get_servable_kind,
+    list_servable_components,
+    list_servable_fusions,
+)
 from tests.checkout import shipped_params
 from tests.llm.builders import save_speaking_model
 from tests.llm.signals.builders import save_encoder
@@ -52,15 +58,12 @@ def test_build_scorers_with_auxiliary_models(tiny_folder: Path, tmp_path: Path, 
 
 
 def test_build_scorers_unknown_name_lists_all_names(tiny_folder: Path, settings: Settings) -> None:
-    params = params_for(tiny_folder, enabled=("entropy", "yes_scores", "no_scores"))
-    with pytest.raises(AbstainError) as wrong:
-        build_scorers(params, settings)
-    assert str(wrong.value) == f"scorers.enabled: no scorer 'yes_scores': there are {', '.join(EVERY_NAME)}"
-
     def built(*enabled: str) -> AvailableScorers:
-        scorers = params.scorers.model_copy(update={"enabled": enabled})
-        return build_scorers(params.model_copy(update={"scorers": scorers}), settings)
+        return build_scorers(params_for(tiny_folder, enabled=enabled), settings)
 
+    with pytest.raises(AbstainError) as wrong:
+        built("entropy", "yes_scores", "no_scores")
+    assert str(wrong.value) == f"scorers.enabled: no scorer 'yes_scores': there are {', '.join(EVERY_NAME)}"
     assert built() == AvailableScorers((LengthOnly(),))
     found = built("entropy", "yes_score", "entropy", "yes_score")
     assert ([one.name for one in found.scorers], list(found.unavailable)) == (["entropy", "length_only"], ["yes_score"])
@@ -71,8 +74,8 @@ def test_build_scorers_unknown_name_lists_all_names(tiny_folder: Path, settings:
 def test_build_scorers_layout_without_question_skips_fused(
     tmp_path: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(resources.files("abstain.llm.engine") / "layouts", tmp_path / "layouts")
-    shutil.copytree(resources.files("abstain.llm.engine") / "questions", tmp_path / "questions")
+    for folder in ("layouts", "questions"):
+        shutil.copytree(resources.files("abstain.llm.engine") / folder, tmp_path / folder)
     (tmp_path / "layouts" / "rag-plain-v1.yaml").rename(tmp_path / "layouts" / "teams-own-v1.yaml")
     monkeypatch.setattr(prompts.resources, "files", lambda package: tmp_path)
     params = params_for(save_speaking_model(tmp_path / "tiny"), enabled=("yes_score", "yes_score_fused", "entropy"))
@@ -82,3 +85,27 @@ def test_build_scorers_layout_without_question_skips_fused(
     assert list(found.unavailable) == ["yes_score_fused"]
     why = found.unavailable["yes_score_fused"]
     assert "'after-teams-own-v1'" in why and "after-rag-plain-v1" in why and "\n" not in why
+
+
+def test_servable_fusions_or_the_reason_why_not(tiny_folder: Path, settings: Settings) -> None:
+    names = ("sequence_log_prob", "joint_log_prob", "context_gain", "yes_score", "verbalized", "writer")
+    params = params_for(tiny_folder, enabled=names)
+    scorers = build_scorers(params, settings).scorers
+    components = list_servable_components(params, scorers)
+    fusions = {name: set(fusion) for name, fusion in list_servable_fusions(components).items()}
+    one_pass = {"probe", "sequence_log_prob", "writer"}
+    assert fusions == {"fusion_one_pass": one_pass, "fusion_two_passes": one_pass | {"context_gain", "regressors"}}
+    assert list_servable_fusions({"probe": components["probe"]}) == {}
+    why = explain_not_servable(params, scorers)
+    assert {one.name for one in scorers} - set(components) == set(why)
+    assert "prompt of its own" in why["verbalized"] and why["length_only"] == "it is a baseline"
+    assert "no threshold can part them" in why["joint_log_prob"]
+    perturbed = params.model_copy(update={"perturbation": params.perturbation.model_copy(update={"n_copies": 1})})
+    assert "perturbation.n_copies" in explain_not_servable(perturbed, scorers)["regressors"]
+    assert "regressors" not in list_servable_components(perturbed, scorers)
+
+
+def test_servable_kind_by_name() -> None:
+    kinds = {"probe": "probe", "writer": "writer", "fusion_one_pass": "fusion", "fusion_two_passes": "fusion"}
+    kinds |= {"min_log_prob": "log_prob", "linear_label": "regressor"}
+    assert {name: get_servable_kind(name) for name in kinds} == kinds

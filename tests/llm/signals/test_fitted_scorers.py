@@ -1,19 +1,145 @@
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Any, Self
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from abstain.core.codes import Code
 from abstain.core.contracts import Interaction
+from abstain.core.errors import AbstainError
+from abstain.core.labels import Labels
+from abstain.learning.estimators.fusion import fit_fusion
 from abstain.learning.metrics.weighted_metrics import auroc
-from abstain.llm.signals.base import ScorerUnavailable
+from abstain.llm.features.feature_request import FeatureRequest
+from abstain.llm.signals.base import FeatureBatch, ScorerUnavailable, Signal
+from abstain.llm.signals.length import LengthOnly
+from abstain.llm.signals.out_of_fold import fit_scorer
 from abstain.llm.signals.writer import MIN_RANKED, WriterScores, collect_scores, compute_rank
 from benchmarks.scorers import FILE
 from benchmarks.writer import measure
 from tests.llm.signals.builders import interaction, labels, unread
 
-REFUSALS = ("I don't know",)
-SCORER = WriterScores(REFUSALS)
+ROWS, COLUMNS = 200, 400
+TRAIN = unread(*(interaction(f"answer {at}", name=f"{at}") for at in range(ROWS)))
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Least squares on noise, of which there is more than answers: it reproduces every label that it was fitted to."""
+
+    name: str = "memory"
+    requires: tuple[FeatureRequest, ...] = ()
+    weights: Any = None
+    fewest: int = 0
+
+    def fit(self, answers: FeatureBatch, labels: Labels) -> Self:
+        if len(answers) < self.fewest:
+            raise ScorerUnavailable(Code.TOO_FEW_LABELS, "too few")
+        return replace(self, weights=np.linalg.lstsq(noise(answers), labels.correct - 0.5, rcond=None)[0])
+
+    def score(self, answers: FeatureBatch) -> np.ndarray:
+        return np.clip(noise(answers) @ self.weights + 0.5, 0, 1)
+
+
+def noise(answers: FeatureBatch) -> np.ndarray:
+    return np.array(
+        [np.random.default_rng(int(one.interaction_id)).normal(size=COLUMNS) for one in answers.interactions]
+    )
+
+
+def drawn(seed: int) -> Labels:
+    generator = np.random.default_rng(seed)
+    return Labels(
+        generator.integers(0, 2, ROWS), np.ones(ROWS), np.array([f"g{at % 40}" for at in range(ROWS)], object)
+    )
+
+
+@pytest.mark.heavy
+def test_fit_scorer_out_of_fold_noise_has_no_weight() -> None:
+    """In sample it ranks perfectly, and takes all weight of the fusion; out of fold it does neither."""
+    figures = []
+    for seed in range(3):
+        labels = drawn(seed)
+        fitted = fit_scorer(Memory(), TRAIN, labels, labels.assign_folds(5, 7))
+        in_sample = fitted.scorer.score(TRAIN)
+        assert auroc(labels.correct, in_sample) == 1.0
+        leaking = fit_fusion(pd.DataFrame({"memory": in_sample}), labels).fusion
+        assert auroc(labels.correct, leaking.score(pd.DataFrame({"memory": in_sample}))) == 1.0
+        honest = fit_fusion(pd.DataFrame({"memory": fitted.out_of_fold}), labels).fusion
+        assert honest.coefficients["memory"] < leaking.coefficients["memory"] / 5
+        figures.append(auroc(labels.correct, honest.score(pd.DataFrame({"memory": fitted.out_of_fold}))))
+    assert 0.4 < np.mean(figures) < 0.6
+
+
+def test_fit_scorer_scores_are_of_copies_without_the_fold() -> None:
+    labels = drawn(0)
+    folds = labels.assign_folds(4, 7)
+    found = fit_scorer(Memory(), TRAIN, labels, folds).out_of_fold
+    for fold in range(4):
+        others = Memory().fit(TRAIN.take(np.flatnonzero(folds != fold).tolist()), labels.subset(folds != fold))
+        np.testing.assert_allclose(
+            found[folds == fold], others.score(TRAIN.take(np.flatnonzero(folds == fold).tolist())), atol=1e-6
+        )
+
+
+def test_fit_scorer_without_parameters_scores_once() -> None:
+    scored: list[str] = []
+    signal = Signal("fixed", (), lambda row, found: scored.append(row.interaction_id) or 0.5)
+    labels = drawn(0)
+    fitted = fit_scorer(signal, TRAIN, labels, labels.assign_folds(5, 7))
+    assert fitted.scorer is signal and scored == [one.interaction_id for one in TRAIN.interactions]
+    np.testing.assert_array_equal(fitted.out_of_fold, np.full(ROWS, 0.5))
+
+
+def test_fit_scorer_fold_without_enough_rows_is_nan() -> None:
+    labels = drawn(0)
+    folds = np.where(np.arange(ROWS) % 40 < 10, 0, np.where(np.arange(ROWS) % 40 < 15, 1, 2))
+    found = fit_scorer(Memory(fewest=160), TRAIN, labels, folds).out_of_fold
+    np.testing.assert_array_equal(np.isnan(found), folds != 1)
+    with pytest.raises(ScorerUnavailable):
+        fit_scorer(Memory(fewest=ROWS + 1), TRAIN, labels, folds)
+
+
+def of_lengths(*characters: int) -> FeatureBatch:
+    return unread(*(interaction("x" * n, name=f"i-{at}") for at, n in enumerate(characters)))
+
+
+LENGTHS = [1, 5, 9, 40, 50, 60, 200, 300]
+SHORT_IS_RIGHT = [1, 1, 1, 1, 0, 0, 0, 0]
+
+
+def test_length_only_learns_whether_short_answers_are_right() -> None:
+    scorer = LengthOnly().fit(of_lengths(*LENGTHS), labels(SHORT_IS_RIGHT))
+    found = scorer.score(of_lengths(2, 20, 100, 250))
+    assert (scorer.name, scorer.requires) == ("length_only", ())
+    assert found.dtype == np.float64 and found.shape == (4,)
+    assert (np.diff(found) < 0).all() and 0 < found.min() < 0.5 < found.max() < 1
+    other = LengthOnly().fit(of_lengths(*LENGTHS), labels([1 - right for right in SHORT_IS_RIGHT]))
+    np.testing.assert_allclose(other.score(of_lengths(2, 20, 100, 250)), 1 - found, atol=1e-6)
+    alike = interaction("a right answer"), interaction("A wrong word!!", contexts=[], question="Why?")
+    assert len(set(scorer.score(unread(*alike)))) == 1 and scorer.score(unread()).shape == (0,)
+
+
+def test_length_only_uses_weights() -> None:
+    heavy = [1] * 4 + [9] * 4
+    weighted = LengthOnly().fit(of_lengths(*LENGTHS), labels(SHORT_IS_RIGHT, heavy))
+    plain = LengthOnly().fit(of_lengths(*LENGTHS), labels(SHORT_IS_RIGHT))
+    assert (weighted.score(of_lengths(*LENGTHS)) < plain.score(of_lengths(*LENGTHS))).all()
+    without = LengthOnly().fit(of_lengths(*LENGTHS, 1), labels([*SHORT_IS_RIGHT, 0], [1] * 8 + [1e-9]))
+    np.testing.assert_allclose(without.score(of_lengths(2, 70)), plain.score(of_lengths(2, 70)), atol=0.05)
+
+
+def test_length_only_one_class_is_an_error() -> None:
+    one_class = r"^the train split has answers of one class only: bring feedback of both"
+    for correct, weight in (([1, 1], [1, 1]), ([0, 0], [1, 1]), ([1, 0], [1, 0]), ([], [])):
+        with pytest.raises(AbstainError, match=one_class):
+            LengthOnly().fit(of_lengths(*LENGTHS[: len(correct)]), labels(correct, weight))
+
+
+SCORER = WriterScores(("I don't know",))
 Change = Callable[[str, float], float]
 
 
@@ -42,7 +168,7 @@ def list_truth(rows: list[Interaction]) -> np.ndarray:
     return np.array([truth(int(row.interaction_id.rpartition("-")[2])) for row in rows])
 
 
-def fit_scorer(rows: list[Interaction]) -> WriterScores:
+def fit_writer(rows: list[Interaction]) -> WriterScores:
     return SCORER.fit(unread(*rows), labels(list_truth(rows).tolist()))
 
 
@@ -53,7 +179,7 @@ def drop_scores(row: Interaction, *names: str) -> Interaction:
 
 def test_writer_scores_rank_answers_and_refusals_separately() -> None:
     test = make_answers(300, 1)
-    found = fit_scorer(make_answers(300)).score(unread(*test))
+    found = fit_writer(make_answers(300)).score(unread(*test))
     assert found.dtype == np.float64 and found.min() > 0 and found.max() < 1
     refusal = np.arange(300) % 3 == 0
     assert auroc(list_truth(test)[~refusal], found[~refusal]) > 0.85
@@ -67,7 +193,7 @@ def test_writer_scores_do_not_depend_on_the_scale() -> None:
     }
     both = [make_answers(120), *(make_answers(120, 1, model) for model in shifts)]
     other = [make_answers(120), *(make_answers(120, 1, model, change) for model, change in shifts.items())]
-    plain, moved = (fit_scorer([*chain(*of)]) for of in (both, other))
+    plain, moved = (fit_writer([*chain(*of)]) for of in (both, other))
     tests = [make_answers(60, 2), *(make_answers(60, 3, model) for model in shifts)]
     shifted = [make_answers(60, 2), *(make_answers(60, 3, model, change) for model, change in shifts.items())]
     expected = plain.score(unread(*chain(*tests)))
@@ -77,7 +203,7 @@ def test_writer_scores_do_not_depend_on_the_scale() -> None:
 
 def test_writer_scores_version_with_few_answers_is_nan() -> None:
     few = make_answers(3 * (MIN_RANKED - 1), 1, "m@2")
-    scorer = fit_scorer([*make_answers(120), *few])
+    scorer = fit_writer([*make_answers(120), *few])
     new = make_answers(9, 2, "m@3")
     rows = [*make_answers(6, 3), *few[:6], *new, drop_scores(few[0], "judge", "noise")]
     found = scorer.score(unread(*rows))
@@ -89,12 +215,12 @@ def test_writer_scores_version_with_few_answers_is_nan() -> None:
     assert remark.endswith(": m@3, answers (6); m@3, refusals (3); m@2, refusals (2)")
     many = [row for version in range(6) for row in make_answers(2, 2, f"new@{version}")]
     assert scorer.describe_unranked(unread(*many)).endswith("; and 7 others")
-    enough = fit_scorer([*make_answers(120), *make_answers(3 * MIN_RANKED, 1, "m@2")])
+    enough = fit_writer([*make_answers(120), *make_answers(3 * MIN_RANKED, 1, "m@2")])
     assert not np.isnan(enough.score(unread(*few))).any() and enough.describe_unranked(unread(*few)) == ""
 
 
 def test_writer_scores_missing_scores_of_an_answer() -> None:
-    scorer = fit_scorer(make_answers(120))
+    scorer = fit_writer(make_answers(120))
     row = make_answers(2)[1].model_copy(update={"writer_scores": {"judge": 3.0, "noise": 0.0}})
     found = scorer.score(
         unread(row, drop_scores(row, "noise"), drop_scores(row, "judge"), drop_scores(row, "judge", "noise"))
@@ -119,7 +245,7 @@ def test_collect_scores_includes_token_log_probs() -> None:
     for at, row in enumerate(make_answers(300)):
         log_probs = tuple(-drawn.exponential(3 - 2 * truth(at), 5))
         rows.append(row.model_copy(update={"writer_scores": None, "token_log_probs": log_probs}))
-    found = fit_scorer(rows[:150]).score(unread(*rows[150:]))
+    found = fit_writer(rows[:150]).score(unread(*rows[150:]))
     assert auroc(list_truth(rows[150:]), found) > 0.85
 
 
@@ -149,7 +275,7 @@ def test_compute_rank_of_equal_scores_is_shared() -> None:
 )
 def test_writer_scores_too_little_to_learn_is_unavailable(rows: list[Interaction], why: str) -> None:
     with pytest.raises(ScorerUnavailable, match=why) as raised:
-        fit_scorer(rows)
+        fit_writer(rows)
     assert "\n" not in str(raised.value)
     assert np.isnan(SCORER.score(unread(*rows))).all(), "before it is fitted it ranks nothing"
 
