@@ -23,7 +23,6 @@ Emitted = list[tuple[str, str, dict[str, Any]]]
 
 
 def ingest(workspace: Plain, monkeypatch: pytest.MonkeyPatch, day: int, reviews: int) -> IngestReport:
-    """Commit a batch of that day ten minutes after it arrived."""
     at = DAY + timedelta(days=day)
     line = f'{{"batch": "{day:06d}", "arrived_at": "{at.isoformat()}", "sources": ["x"], "rows": {{"reviews": {reviews}}}}}'
     file = workspace.path / paths.DATA / "batches.jsonl"

@@ -15,7 +15,6 @@ from tests.tasks.conftest import Plain
 
 @pytest.fixture
 def other(workspace: Plain, tmp_path: Path) -> Plain:
-    """Another clone of the origin."""
     git(tmp_path, "clone", "-q", "origin.git", "other")
     return Plain(tmp_path / "other", -1)
 

@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,6 @@ pytestmark = pytest.mark.heavy  # git, and ONNX Runtime
 
 @pytest.fixture
 def shadow(workspace: Plain, candidates: Candidates) -> Shadow:
-    """The shadow of a candidate that was rejected after one comparison."""
     candidates.write(1.0)
     assert candidates.promote().status == "rejected"
     return set_shadow(workspace)
@@ -201,14 +200,10 @@ def test_shadow_commands_show_compare_clear(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    @contextmanager
-    def here() -> Iterator[Plain]:
-        yield workspace
-
     def read_output() -> str:
         return " ".join(capsys.readouterr().out.split())
 
-    monkeypatch.setattr("abstain_tasks.runs.workspace.open_workspace", here)
+    monkeypatch.setattr("abstain_tasks.runs.workspace.open_workspace", lambda: nullcontext(workspace))
     monkeypatch.setattr(
         "abstain_tasks.runs.workspace.fetch_origin_snapshot", lambda: (workspace.path, f"origin/{BRANCH}")
     )

@@ -31,7 +31,6 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def plain(tmp_path: Path) -> Workspace:
-    """A folder with the project's params.yaml."""
     (tmp_path / "params.yaml").write_text(SHIPPED["params.yaml"])
     return Workspace(tmp_path, -1)
 

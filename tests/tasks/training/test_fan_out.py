@@ -7,9 +7,9 @@ import multiprocessing
 import os
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -74,12 +74,7 @@ Serve = Callable[..., tuple[Server, shards.DistributedRunner]]
 def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
     def build(*outcomes: State, workers: int = 1) -> tuple[Server, shards.DistributedRunner]:
         server = Server(tmp_path, *outcomes)
-
-        @contextmanager
-        def client(**_: Any) -> Iterator[Server]:
-            yield server
-
-        monkeypatch.setattr(shards, "get_client", client)
+        monkeypatch.setattr(shards, "get_client", lambda **_: nullcontext(server))
         monkeypatch.setattr(shards, "run_deployment", server.run_deployment)
         settings = Settings(home=tmp_path, features_url=str(tmp_path), runner="prefect", workers=workers)
         return server, shards.DistributedRunner(settings)
