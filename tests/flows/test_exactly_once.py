@@ -5,7 +5,7 @@ import re
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +24,20 @@ STEPS = ("move 3", "dvc add", "git commit", "dvc push", "git push", "end")
 INGEST = """
 import logging, os, signal, sys
 from pathlib import Path
-import abstain.ingest.exports.export_rows as exports, abstain_tasks.data.ingest, abstain_tasks.runs.shell, abstain_tasks.runs.workspace
+import abstain_tasks.data.ingest, abstain_tasks.runs.shell, abstain_tasks.runs.workspace
 from abstain.ingest.sources.config import load_sources
 from abstain.config.settings import load_settings
 
 abstain_tasks.data.ingest.publish_ingest = lambda *a, **k: None
 abstain_tasks.data.ingest.get_run_logger = logging.getLogger
-last, moved, parsed = sys.argv[1], 0, 0
+last, moved = sys.argv[1], 0
 
 def die_at(step):
     if step == last:
         print("killed before", step, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
 
-run, replace, parse = abstain_tasks.runs.shell.run, Path.replace, exports.parse_object
+run, replace = abstain_tasks.runs.shell.run, Path.replace
 
 def counted(command, *arguments, **more):
     die_at(" ".join(command[:2]))
@@ -50,39 +50,15 @@ def moving(self, target):
         die_at(f"move {moved}")
     return replace(self, target)
 
-def parsing(*arguments):
-    global parsed
-    parsed += 1
-    die_at(f"row {parsed} of an export")
-    return parse(*arguments)
-
 with abstain_tasks.runs.workspace.open_workspace() as workspace:
     abstain_tasks.runs.shell.run = abstain_tasks.runs.workspace.run = counted
     Path.replace = moving
-    exports.parse_object = parsing
     sources = load_sources(workspace.path / "sources.yaml", load_settings().home)
     abstain_tasks.data.ingest.ingest_sources.fn(workspace, sources, remember=True)
     die_at("end")
 """
 
-DATABASE = """
-sources:
-  - name: app
-    kind: sql
-"""
-EXPORT = """
-sources:
-  - name: app
-    kind: export
-    url: exports
-    mapping: mapping.yaml
-"""
-MAPPING = """
-format: table
-interaction_id: id
-answers: {asked_at: at, question: question, answer: answer, model: model}
-thumbs: {given_at: at, user: user, scores: {smiley: {":-)": up}}}
-"""
+DATABASE = "sources: [{name: app, kind: sql}]\n"
 
 
 @pytest.fixture
@@ -93,7 +69,6 @@ def project(small_project: Project) -> Project:
 
 
 def write_row(project: Project, number: int) -> None:
-    """Write an answer and a thumb to the database."""
     with sqlite3.connect(project.home / "feedback.db") as database:
         database.execute(
             "CREATE TABLE IF NOT EXISTS interactions (interaction_id TEXT PRIMARY KEY, asked_at TEXT, question TEXT, "
@@ -109,27 +84,15 @@ def write_row(project: Project, number: int) -> None:
         database.execute("INSERT INTO feedback VALUES (?, ?, 'up', 'u-1')", (f"x-{number}", moment))
 
 
-def export_row(project: Project, number: int) -> None:
-    """Write an answer and a thumb to an exported table."""
-    file = project.home / "exports" / "answers.csv"
-    if not file.exists():
-        file.parent.mkdir()
-        file.write_text("id,at,question,answer,model,user,smiley\n")
-    with file.open("a") as table:
-        table.write(f"x-{number},2026-11-10T12:{number:02d}:00Z,What?,That.,m@1,u-1,:-)\n")
-
-
 def list_ids(project: Project, contract: type[Interaction | Thumb]) -> list[str]:
     ids = (row.interaction_id for row in DataStore(project.workspace / "data").iter_rows(contract))
     return sorted(key for key in ids if key.startswith("x-"))
 
 
-def ingest_with_kills(
-    project: Project, steps: Sequence[str], write: Callable[[Project, int], None] = write_row
-) -> dict[str, Any]:
+def ingest_with_kills(project: Project, steps: Sequence[str]) -> dict[str, Any]:
     """Ingest one more row for each step, killed there and again; return the state of the source."""
     for number, step in enumerate(steps):
-        write(project, number)
+        write_row(project, number)
         killed = project.command(["python", "-c", INGEST, step])
         assert killed.returncode != 0 and killed.stdout.endswith(f"killed before {step}\n"), killed.stderr
         again = project.command(["python", "-c", INGEST, ""])
@@ -146,16 +109,6 @@ def ingest_with_kills(
 def test_ingest_killed_at_add_and_push_is_exactly_once(project: Project) -> None:
     state = ingest_with_kills(project, ("dvc add", "git push"))
     assert state["tables"].keys() == {"interactions", "feedback"}
-
-
-@pytest.mark.soak(twin="test_ingest_killed_at_add_and_push_is_exactly_once")
-def test_ingest_export_killed_midway_is_exactly_once(project: Project) -> None:
-    (project.root / "sources.yaml").write_text(EXPORT)
-    (project.root / "mapping.yaml").write_text(MAPPING)
-    project.git("add", "mapping.yaml")
-    project.git("commit", "-qam", "Its exports instead")
-    state = ingest_with_kills(project, ("row 2 of an export", "move 3"), export_row)
-    assert list(state["files"]) == ["answers.csv"]
 
 
 @pytest.mark.soak(twin="test_ingest_killed_at_add_and_push_is_exactly_once")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import re
 import subprocess
 import sys
@@ -18,13 +19,16 @@ import psutil
 import pytest
 import torch
 from distributed import Client
-from prefect import task
+from prefect import flow, task
+from prefect.settings import PREFECT_API_URL, PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
 
 from abstain.config.params import LLMParams
 from abstain.config.settings import Settings
 from abstain.core.contracts import Context, Interaction
 from abstain.llm.features.extraction import FeatureSource
+from abstain_tasks.runs.stopping import Stopped, stop_threads_on_error
 from abstain_tasks.server.addresses import post
+from abstain_tasks.training.fan_out import make_runner, shards
 from tests.conftest import Project, new_project, processes_of
 from tests.llm.builders import save_tiny_model
 from tests.ports import free_port
@@ -61,63 +65,6 @@ def run():
 run()
 """
 
-STOP = """
-import multiprocessing, sys, time
-from contextlib import suppress
-from pathlib import Path
-from prefect import flow, task
-from abstain.config.settings import load_settings
-from abstain_tasks.training.fan_out import make_runner
-from abstain_tasks.training.fan_out import shards
-from abstain_tasks.runs.stopping import stop_threads_on_error
-from tests.flows.test_fan_out import hanging, rows, source_in
-home, model = map(Path, sys.argv[1:])
-shards.compute_shard = hanging
-
-@task
-def fan_out():
-    list(make_runner(load_settings()).run(source_in(home, model).iter_shards(rows(4 * 64))))
-
-@flow
-def run():
-    with suppress(KeyboardInterrupt), stop_threads_on_error():
-        future = fan_out.submit()
-        while not (list(home.glob("features/*.begun")) or future.state.is_final()):
-            time.sleep(0.1)
-        raise KeyboardInterrupt
-    future.wait(60)
-    error = future.result(raise_on_failure=False) if future.state.is_final() else None
-    print("found", future.state.name, type(error).__name__, multiprocessing.active_children(), flush=True)
-
-run(return_state=True)
-"""
-
-HOOK = """
-from prefect import flow, task
-from abstain.core.codes import Code
-from abstain.core.errors import AbstainError
-from abstain_flows import retrain
-STEP = "fan_out"
-
-def stub(name):
-    @task(name=name)
-    def said(workspace, stage, is_stale=True, force=False):
-        print("at", name, stage, flush=True)
-        if workspace == name:
-            raise AbstainError(Code.NO_SERVICE, "no worker")
-        return stage
-    return said
-
-retrain.read_graph = lambda workspace: {"dataset": set(), "features": {"dataset"}, "report": {"features"}}
-retrain.find_stale = lambda workspace, graph: dict.fromkeys(graph, ["changed"])
-retrain.run_stage, retrain.fan_out = stub("stage"), stub(STEP)
-print("returned", flow(retrain.run_dag, validate_parameters=False)("nothing"))
-try:
-    flow(retrain.run_dag, validate_parameters=False)(STEP)
-except AbstainError as error:
-    print("error:", error)
-"""
-
 
 def rows(count: int) -> list[Interaction]:
     """Different answers, each on a context of its own."""
@@ -143,7 +90,6 @@ def source_in(home: Path, model: Path) -> FeatureSource:
 
 
 def read_shards(source: FeatureSource) -> dict[str, tuple[bytes, int]]:
-    """Return every shard's bytes, and when it was written."""
     root = Path(source.settings.features)
     files = root.rglob("*.safetensors")
     return {file.relative_to(root).as_posix(): (file.read_bytes(), file.stat().st_mtime_ns) for file in files}
@@ -174,18 +120,17 @@ class Host:
         setting = ["env", *(f"{name}={value}" for name, value in variables.items())]
         return Run(self.project.start([*setting, *words], stderr=subprocess.STDOUT))
 
-    def require_result(self, before: dict[str, tuple[bytes, int]], alone: FeatureSource) -> None:
+    def require_result(self, before: dict[str, tuple[bytes, int]], folder: Path, shards: int = 5) -> None:
         """Require that no finished shard was computed again, and that the bytes are those of one process."""
-        after = read_shards(self.source)
+        after, alone = read_shards(self.source), source_in(folder / "alone", self.model)
         assert before.items() <= after.items(), "a finished shard was computed again"
+        alone.compute_missing(rows(shards * 64))
         expected = {name: content for name, (content, _) in read_shards(alone).items()}
         assert {name: content for name, (content, _) in after.items()} == expected
         assert list(self.jobs.glob("*.job")) == []
 
 
 class Run:
-    """A run that waits for its shards."""
-
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
         patience = threading.Timer(1200, process.kill)
@@ -193,7 +138,6 @@ class Run:
         patience.start()
 
     def until(self, sign: str) -> str:
-        """Return its output up to the line that matches `sign`."""
         assert self.process.stdout is not None
         lines = []
         for line in self.process.stdout:
@@ -203,15 +147,9 @@ class Run:
         raise AssertionError(f"{sign} was never printed:\n{''.join(lines[-40:])}")
 
     def finish(self) -> dict[str, int]:
-        """Return what was computed."""
         cost: dict[str, int] = json.loads(self.until("^finished").splitlines()[-1].removeprefix("finished "))
         assert self.process.wait(60) == 0
         return cost
-
-    def require_version_error(self) -> None:
-        output = self.until("^error ")
-        assert self.process.wait(60) == 0 and "computed again" not in output
-        assert re.search(r"^error A205: the shard wants tiny-bank@0", output, re.M)
 
     def list_processes(self) -> list[psutil.Process]:
         children = psutil.Process(self.process.pid).children(recursive=True)
@@ -233,16 +171,8 @@ def host(tmp_path: Path, prefect_server: str, model: Path) -> Iterator[Host]:
     wait_until(lambda: processes_of(host.project) == [], 20)
 
 
-@pytest.fixture
-def alone(tmp_path: Path, model: Path) -> FeatureSource:
-    """What one process computes."""
-    source = source_in(tmp_path / "alone", model)
-    source.compute_missing(rows(5 * 64))
-    return source
-
-
 @pytest.mark.soak(twin="test_work_pool_goes_on_with_work_of_killed_run")
-def test_process_runner_killed_process_and_run(host: Host, alone: FeatureSource) -> None:
+def test_process_runner_killed_process_and_run(host: Host, tmp_path: Path) -> None:
     run = host.run("processes", shards=5)
     run.until("^progress 64/")
     before = read_shards(host.source)
@@ -255,7 +185,7 @@ def test_process_runner_killed_process_and_run(host: Host, alone: FeatureSource)
     assert before and pool and alive == []
     before = {**before, **read_shards(host.source)}
     assert host.run("processes", shards=5).finish()["rows"] == 64 * (5 - len(before))
-    host.require_result(before, alone)
+    host.require_result(before, tmp_path)
 
 
 def never_end(name: str, features: str) -> None:
@@ -266,12 +196,30 @@ def never_end(name: str, features: str) -> None:
 hanging = task(name="hanging")(never_end)
 
 
-def test_process_runner_stopped_leaves_no_process(host: Host) -> None:
-    variables = [f"{name}={value}" for name, value in host.environment.items()]
-    words = [sys.executable, "-c", STOP, str(host.project.home), str(host.model)]
-    done = host.project.command(["env", *variables, "ABSTAIN_RUNNER=processes", "ABSTAIN_WORKERS=2", *words])
-    assert "found Failed Stopped []\n" in done.stdout, done.stdout + done.stderr
-    assert list(host.jobs.iterdir()) == []
+def test_process_runner_stopped_leaves_no_process(
+    prefect_server: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "compute_shard", hanging)
+    runner = make_runner(Settings(home=tmp_path, runner="processes", workers=2))
+
+    @task
+    def fan_out() -> None:
+        list(runner.run(source_in(tmp_path, model).iter_shards(rows(4 * 64))))
+
+    @flow
+    def stopped() -> None:
+        with pytest.raises(KeyboardInterrupt), stop_threads_on_error():
+            future = fan_out.submit()
+            wait_until(lambda: bool(list(tmp_path.glob("features/*.begun"))) or future.state.is_final(), 20)
+            raise KeyboardInterrupt
+        with pytest.raises(Stopped):
+            future.result()
+        assert multiprocessing.active_children() == []
+
+    # Without the thread of the logs, which would start a server of its own.
+    with temporary_settings({PREFECT_API_URL: prefect_server, PREFECT_LOGGING_TO_API_ENABLED: False}):
+        stopped()
+    assert list((tmp_path / "features" / "jobs").iterdir()) == []
 
 
 def list_restrictions(dask_scheduler: Any) -> list[Any]:
@@ -279,7 +227,7 @@ def list_restrictions(dask_scheduler: Any) -> list[Any]:
 
 
 @pytest.mark.soak(twin="test_work_pool_goes_on_with_work_of_killed_run")
-def test_dask_runner_killed_worker(host: Host, alone: FeatureSource) -> None:
+def test_dask_runner_killed_worker(host: Host, tmp_path: Path) -> None:
     port = str(free_port())
     options = ("--host", "127.0.0.1", "--port", port, "--no-dashboard")
     host.start(sys.executable, "-m", "distributed.cli.dask_scheduler", *options)
@@ -295,13 +243,14 @@ def test_dask_runner_killed_worker(host: Host, alone: FeatureSource) -> None:
     before = read_shards(host.source)
     workers[0].kill()
     assert before and "computed again" not in run.until("^finished"), "the scheduler gives the shard to another worker"
-    host.require_result(before, alone)
-    host.run("dask", shards=6, revision="tiny-bank@0").require_version_error()
+    host.require_result(before, tmp_path)
+    refused = host.run("dask", shards=6, revision="tiny-bank@0")
+    assert "computed again" not in refused.until("^error A205: the shard wants tiny-bank@0")
+    assert refused.process.wait(60) == 0
 
 
 @pytest.fixture
 def pool(host: Host) -> Host:
-    """A host whose server has the deployment extract/gpu."""
     with suppress(OSError):  # another test has made it
         post(f"{host.project.server}/work_pools/", {"name": "gpu", "type": "process"})
     deployed = host.project.command(["prefect", "--no-prompt", "deploy", "--name", "gpu"])
@@ -309,42 +258,24 @@ def pool(host: Host) -> Host:
     return host
 
 
-def test_work_pool_goes_on_with_work_of_killed_run(pool: Host, alone: FeatureSource) -> None:
-    run = pool.run("prefect", shards=5)
+def test_work_pool_goes_on_with_work_of_killed_run(pool: Host, tmp_path: Path) -> None:
+    run = pool.run("prefect", shards=2, workers=1)
     run.until("no worker polls the work pool gpu: .*`make worker`")
-    wait_until(lambda: len(list(pool.jobs.iterdir())) == 5, 20)
+    wait_until(lambda: len(list(pool.jobs.iterdir())) == 2, 20)
     run.process.kill()
     pool.start(sys.executable, "-m", "abstain_tasks.server", "worker")
-    assert pool.run("prefect", shards=5).finish()["rows"] == 5 * 64
-    pool.require_result({}, alone)
-    pool.run("prefect", shards=6, revision="tiny-bank@0").require_version_error()
-    assert list(pool.jobs.glob("*.job")) == []
+    assert pool.run("prefect", shards=2, workers=1).finish()["rows"] == 2 * 64
+    pool.require_result({}, tmp_path, shards=2)
 
 
 @pytest.mark.soak(twin="test_work_pool_goes_on_with_work_of_killed_run")
-def test_work_pool_killed_flow_run(pool: Host, alone: FeatureSource) -> None:
-    for _ in range(2):
-        pool.start(sys.executable, "-m", "abstain_tasks.server", "worker")
+def test_work_pool_killed_flow_run(pool: Host, tmp_path: Path) -> None:
+    workers = [pool.start(sys.executable, "-m", "abstain_tasks.server", "worker") for _ in range(2)]
     run = pool.run("prefect", shards=5)
     run.until("^progress 64/")
     before = read_shards(pool.source)
-    next(process for process in psutil.process_iter() if is_flow_run(process, pool.project)).kill()
+    children = [child for worker in workers for child in psutil.Process(worker.pid).children(recursive=True)]
+    next(child for child in children if "PREFECT__FLOW_RUN_ID" in child.environ()).kill()
     run.until("shards are computed again, because a process ended: ")
     assert before and run.finish()["rows"] == 5 * 64
-    pool.require_result(before, alone)
-
-
-def is_flow_run(process: psutil.Process, project: Project) -> bool:
-    with suppress(psutil.Error):
-        environment = process.environ()
-        return "PREFECT__FLOW_RUN_ID" in environment and environment.get("ABSTAIN_HOME") == str(project.home)
-    return False
-
-
-def test_run_dag_fans_out_before_features(host: Host) -> None:
-    done = host.project.command(["env", "ABSTAIN_RUNNER=prefect", sys.executable, "-c", HOOK])
-    lines = [line for line in done.stdout.splitlines() if line.startswith(("at ", "returned", "error: "))]
-    first = ["at stage dataset", "at fan_out features", "at stage features", "at stage report"]
-    returned = "returned ['dataset', 'features', 'report']"
-    failed = ["at stage dataset", "at fan_out features", "error: no worker"]
-    assert lines == [*first, returned, *failed], done.stdout + done.stderr
+    pool.require_result(before, tmp_path)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,10 +24,10 @@ pytestmark = pytest.mark.slow
 DAYS = 10
 
 
-@pytest.fixture(scope="module")
-def project(prefect_server: str, tmp_path_factory: pytest.TempPathFactory) -> Project:
+@pytest.fixture
+def project(prefect_server: str, tmp_path: Path) -> Project:
     """v1.0.0 is live; its runs report to the server."""
-    made = replace(new_project(tmp_path_factory.mktemp("monitored")), server=prefect_server)
+    made = replace(new_project(tmp_path), server=prefect_server)
     event = promotion(occurred_at=midnight() - timedelta(days=DAYS + 1))
     (made.root / "registry.json").write_text(Registry(history=(event,)).to_json())
     assert made.command(["dvc", "cache", "dir", "--local", str(made.home / "dvc-cache")]).returncode == 0
@@ -65,18 +66,13 @@ def newest_run(server: str) -> dict[str, Any]:
 
 
 def read_artifacts(server: str, run: str) -> dict[str, str]:
-    """Return the keys and the types of a run's artifacts."""
     found = post(f"{server}/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run]}}})
     return {one["key"]: one["type"] for one in found}
 
 
-def read_events(server: str) -> dict[str, list[dict[str, Any]]]:
-    """Return the payloads of all events of the monitoring by name."""
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in (ALARM, DRIFT)}
-    body = {"filter": {"event": {"name": list(found)}}, "limit": 50}
-    for one in post(f"{server}/events/filter", body)["events"]:
-        found[one["event"]].append(one["payload"])
-    return found
+def read_payloads(server: str, event: str) -> list[dict[str, Any]]:
+    found = post(f"{server}/events/filter", {"filter": {"event": {"name": [event]}}, "limit": 50})
+    return [one["payload"] for one in found["events"]]
 
 
 def test_monitor_rewritten_documents_raise_alarm_once(project: Project, prefect_server: str) -> None:
@@ -93,10 +89,9 @@ def test_monitor_rewritten_documents_raise_alarm_once(project: Project, prefect_
     run = newest_run(prefect_server)
     assert run["state_name"] == window.headline and window.headline.startswith("Alarm: ")
     assert read_artifacts(prefect_server, run["id"])["monitoring-history"] == "table"
-    wait_until(
-        lambda: len(read_events(prefect_server)[ALARM]) == len(raised) and bool(read_events(prefect_server)[DRIFT])
-    )
-    payloads = read_events(prefect_server)[ALARM]
+    wait_until(lambda: len(read_payloads(prefect_server, ALARM)) == len(raised))
+    wait_until(lambda: bool(read_payloads(prefect_server, DRIFT)))
+    payloads = read_payloads(prefect_server, ALARM)
     assert {payload["code"] for payload in payloads} == raised
     assert all(payload["text"] and payload["remedy"] for payload in payloads)
     for alarm in window.alarms:
@@ -105,4 +100,4 @@ def test_monitor_rewritten_documents_raise_alarm_once(project: Project, prefect_
 
     again = project.abstain("monitor")
     assert again.returncode == 0 and window.headline in again.stdout
-    assert len(read_events(prefect_server)[ALARM]) == len(raised)  # the same alarm of the same window is told once
+    assert len(read_payloads(prefect_server, ALARM)) == len(raised)  # the same alarm of the same window is told once

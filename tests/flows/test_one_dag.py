@@ -1,10 +1,8 @@
 """`dvc repro` and the Prefect flow make the same lock, and a run may be killed anywhere."""
 
-import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,54 +13,15 @@ import yaml
 from abstain.config.settings import Settings
 from abstain.llm.engine.loading import find_model, load_model
 from tests.conftest import MODELS, Project, read_lock
+from tests.tasks.runs.test_stopping import RETRAIN_DAG
 
 pytestmark = pytest.mark.slow
 
 # Each waits for the one before, so none of them can be done when the run is killed at the one before it.
 EVERY_STAGE = ["validate", "dataset", "features", "train_probe", "tune_threshold", "export_onnx", "evaluate", "report"]
 
-
 AMID_FEATURES = r"features: progress [1-9]|stage \d+ of \d+: features [1-9]"
-"""How the flow, and how the command line says that some of the features are computed."""
-
-# The retrain without what comes after the DAG, on a DAG that ends with the probe: what is killed is the same.
-TRAIN = """
-from abstain_tasks.server import prepare_environment, server_for_run
-prepare_environment()
-with server_for_run():
-    from prefect import flow
-    from abstain_flows.retrain import run_dag
-from abstain_tasks.runs.progress import register_observer
-from abstain_tasks.runs.git_commit import commit, push
-from abstain_tasks.runs.workspace import open_workspace
-
-@flow
-def train():
-    with open_workspace() as workspace:
-        stages = run_dag(workspace)
-        commit(workspace, "Retrain", "dvc.lock")
-        push(workspace)
-    return stages
-
-with register_observer(lambda step, says: print(f"{step}: {says}", flush=True)):
-    for stage in train():
-        print(stage.stage, stage.status, flush=True)
-"""
-RETRAIN = [sys.executable, "-m", "abstain_cli.app", "retrain"]
-
-
-def run_until(project: Project, command: list[str], stage: str, signs: str) -> None:
-    """Start `command` and kill it with SIGKILL when it prints a line of `stage` that matches `signs`."""
-    process = project.start(command, stderr=subprocess.STDOUT)
-    assert process.stdout is not None
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if re.match(signs, line):
-            os.kill(process.pid, signal.SIGKILL)
-            break
-    process.wait()
-    assert process.returncode == -signal.SIGKILL, f"{stage} was never lines:\n{''.join(lines[-40:])}"
+"""How an observer and the command line say that some of the features are computed."""
 
 
 def list_shards(project: Project) -> dict[Path, int]:
@@ -80,15 +39,22 @@ def require_half_planned(project: Project) -> None:
 def complete_after_kills(
     project: Project, command: list[str], stages: list[str], amid_features: Callable[[Project], None] = lambda _: None
 ) -> None:
-    """Kill `command` at each of `stages` and complete it; what was finished is kept."""
+    """Kill Python's `command` with SIGKILL at each of `stages` and complete it; what was finished is kept."""
     shards: dict[Path, int] = {}
     for stage in stages:
-        run_until(project, command, stage, AMID_FEATURES if stage == "features" else f"{stage}: Running stage")
+        process = project.start(["python", *command], stderr=subprocess.STDOUT)
+        sign, printed = AMID_FEATURES if stage == "features" else f"{stage}: Running stage", list[str]()
+        for line in process.stdout or ():
+            printed.append(line)
+            if re.match(sign, line):
+                process.kill()
+                break
+        assert process.wait() == -signal.SIGKILL, f"{stage} never ran:\n{''.join(printed[-40:])}"
         if stage == "features":
             shards = list_shards(project)
             assert shards, "no shard was finished when it was killed"
             amid_features(project)
-    completed = project.command(command)
+    completed = project.command(["python", *command])
     assert completed.returncode == 0, completed.stdout[-3000:] + completed.stderr
     for stage in stages[:-1]:  # what had finished before a kill is not done again
         assert re.search(rf"^{stage} +cached", completed.stdout, re.MULTILINE), (stage, completed.stdout)
@@ -131,11 +97,7 @@ def test_retrain_killed_at_two_stages_completes(small_project: Project) -> None:
     file.write_text(yaml.safe_dump({"stages": stages}))
     small_project.git("commit", "-qam", "A DAG from the labels to the probe")
     small_project.compare_with("sequence_log_prob")  # enough for several shards
-    complete_after_kills(
-        small_project,
-        ["python", "-c", TRAIN],
-        ["features", "train_probe"],
-    )
+    complete_after_kills(small_project, ["-c", RETRAIN_DAG], ["features", "train_probe"])
 
 
 def write_first_layers(folder: Path, layers: int) -> None:
@@ -153,5 +115,5 @@ def test_retrain_killed_at_every_stage_same_lock(small_project: Project, tmp_pat
     params = yaml.safe_load((small_project.root / "params.yaml").read_text())
     write_first_layers(tmp_path / "model", 4)
     small_project.edit_params(params["llm"]["model"], str(tmp_path / "model"))
-    complete_after_kills(small_project, RETRAIN, EVERY_STAGE, require_half_planned)
+    complete_after_kills(small_project, ["-m", "abstain_cli.app", "retrain"], EVERY_STAGE, require_half_planned)
     assert repro_in_clone(small_project, tmp_path, ("models",)) == read_lock(small_project.workspace)

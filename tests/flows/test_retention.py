@@ -14,6 +14,7 @@ from tests.conftest import ROOT, Project, copy_of
 
 pytestmark = pytest.mark.slow
 
+ABSTAIN = ("-m", "abstain_cli.app")
 NIGHTS = """
 from datetime import UTC, datetime, timedelta
 from benchmarks.simulated_history import simulate
@@ -28,14 +29,8 @@ print(releases.fetch_bundle(releases.get_production()).name)
 """
 
 
-def run_python(project: Project, code: str) -> str:
-    done = project.command(["python", "-c", code])
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
-
-
-def run_abstain(project: Project, *command: str) -> str:
-    done = project.abstain(*command)
+def run(project: Project, *command: str) -> str:
+    done = project.command(["python", *command])
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout
 
@@ -48,7 +43,7 @@ def project(trained: tuple[Project, str], prefect_server: str, tmp_path: Path) -
         (copy.home / name).unlink()
         shutil.copytree(trained[0].home / name, copy.home / name)
     (copy.home / "features").unlink()  # `abstain cache prune` has tests of its own; which are needed, torch has to say
-    run_python(copy, NIGHTS)
+    run(copy, "-c", NIGHTS)
     return copy
 
 
@@ -64,21 +59,21 @@ def hash_output(night: int) -> str:
 def test_retention_keeps_live_and_tagged_and_restores(project: Project, tmp_path: Path) -> None:
     before = list_objects(project.home / "dvc-remote")
     assert {hash_output(0), hash_output(5)} <= before
-    output = run_abstain(project, "retention", "--apply")
+    output = run(project, *ABSTAIN, "retention", "--apply")
     after = list_objects(project.home / "dvc-remote")
     assert "deleted" in output and hash_output(0) not in after, "only a commit of 205 days ago names it"
     assert hash_output(5) in after, "a tag names it"
     shutil.rmtree(project.home / "dvc-cache")
-    assert run_python(project, OPEN).split() == ["v1.2.0"]
-    assert "in production: probe v1.1.0" in run_abstain(project, "rollback", "--reason", "a test")
+    assert run(project, "-c", OPEN).split() == ["v1.2.0"]
+    assert "in production: probe v1.1.0" in run(project, *ABSTAIN, "rollback", "--reason", "a test")
 
     elsewhere = replace(project, root=tmp_path / "new" / "checkout", home=tmp_path / "new" / "home")
     left_out = re.findall(r"--exclude=\./([\w-]+)", (ROOT / "docs" / "howto" / "backup.md").read_text())
     assert "workspace" in left_out
     shutil.copytree(project.home, elsewhere.home, symlinks=True, ignore=shutil.ignore_patterns(*left_out))
     project.git("clone", "-q", str(elsewhere.home / "origin.git"), str(elsewhere.root))
-    assert run_abstain(elsewhere, "status") == run_abstain(project, "status")
-    assert "features          cached" in run_abstain(elsewhere, "plan")
+    assert run(elsewhere, *ABSTAIN, "status") == run(project, *ABSTAIN, "status")
+    assert "features          cached" in run(elsewhere, *ABSTAIN, "plan")
 
 
 @pytest.mark.soak(twin="test_retention_keeps_live_and_tagged_and_restores")

@@ -1,28 +1,46 @@
-"""The loop over the gate: decisions, feedback, ingest and erasure."""
+"""The loop over the gate: decisions, feedback and reviews in a real browser, ingest and erasure."""
 
+import re
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from playwright.sync_api import expect
+from sqlalchemy import select
 
 from abstain.core import paths
-from abstain.core.contracts import Interaction, Thumb
+from abstain.core.contracts import Interaction, Review, Thumb
+from abstain.data.decision_log.database import LogDatabase
+from abstain.data.decision_log.schema import QUEUE
 from abstain.data.store.dataset import DataStore
+from abstain.review.candidates import read_candidates
+from abstain.review.export import collect_sample, make_review_file
+from abstain.review.sampling import draw_sample
+from abstain.review.workbook import read_rows as read_review_rows
+from abstain.serving.service.keys import create_key
+from abstain_tasks.data.review import add_sampling_priorities
+from abstain_tasks.runs.workspace import Workspace
+from tests.browser import headless
 from tests.conftest import Project, copy_of
+from tests.review.builders import SEAL_KEY
 
 pytestmark = pytest.mark.slow
 
+SECONDS = 1000
+
 
 @contextmanager
-def serve(project: Project, *options: str, is_live: bool = True) -> Iterator[httpx.Client]:
+def serve(project: Project, *options: str, is_live: bool = True, **variables: str) -> Iterator[httpx.Client]:
     """Yield a client of `abstain serve`, once a version is live if there is one."""
-    command = ["python", "-m", "abstain_cli.app", "serve", "--port", "0", *options]
+    settings = [f"{name}={value}" for name, value in variables.items()]
+    command = ["env", *settings, "python", "-m", "abstain_cli.app", "serve", "--port", "0", *options]
     process = project.start(command, stderr=subprocess.STDOUT)
     assert process.stdout is not None
     try:
@@ -42,12 +60,10 @@ def serve(project: Project, *options: str, is_live: bool = True) -> Iterator[htt
 
 
 def read_log(project: Project) -> bytes:
-    """Return all that the decision log has written."""
     return b"".join(file.read_bytes() for file in sorted(project.home.glob("decisions.sqlite*")))
 
 
 def read_rows(project: Project) -> tuple[dict[str, Interaction], dict[str, Thumb]]:
-    """Return the gate's answers in data/, and the thumbs on them."""
     store = DataStore(project.workspace / paths.DATA)
     return (
         {row.interaction_id: row for row in store.iter_rows(Interaction) if row.interaction_id.startswith("chat-")},
@@ -98,23 +114,81 @@ def test_serve_feedback_is_ingested_and_erased(
     assert known.question.encode() not in read_log(project)
 
 
-@pytest.fixture
-def empty_project(shipped: Project, tmp_path: Path) -> Project:
-    """A checkout without any run."""
-    copy = Project(tmp_path / "checkout", tmp_path / "home")
-    for folder in (copy.home, tmp_path / "empty"):
+def test_serve_before_first_version_is_unavailable(shipped: Project, tmp_path: Path) -> None:
+    empty = Project(tmp_path / "checkout", tmp_path / "home")
+    for folder in (empty.home, tmp_path / "empty"):
         folder.mkdir()
-    shipped.git("clone", "-q", str(shipped.root), str(copy.root))
-    return copy
-
-
-def test_serve_before_first_version_is_unavailable(empty_project: Project) -> None:
-    with serve(empty_project, is_live=False) as client:
+    shipped.git("clone", "-q", str(shipped.root), str(empty.root))
+    done = empty.abstain("serve", "--host", "0.0.0.0")
+    assert done.returncode == 1 and "abstain key" in done.stdout + done.stderr
+    with serve(empty, is_live=False) as client:
         assert client.get("/healthz").status_code == 200 and client.get("/readyz").status_code == 503
         decision = client.post("/v1/gate", json={"question": "?", "contexts": ["c"], "answer": "a"}).json()
         assert (decision["decision"], decision["show"]) == ("unavailable", False)
 
 
-def test_serve_on_other_host_needs_keys(empty_project: Project) -> None:
-    done = empty_project.abstain("serve", "--host", "0.0.0.0")
-    assert done.returncode == 1 and "abstain key" in done.stdout + done.stderr
+def abstain(project: Project, *arguments: str) -> str:
+    done = project.abstain(*arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_review_queue_answers_are_ingested_with_weight(small_project: Project) -> None:
+    small_project.edit_params("max_feedback_delay_days: 90", "max_feedback_delay_days: 36500")  # the sample has a date
+    output = abstain(small_project, "review", "export", "-n", "8", "--queue")
+    assert "8 answers wait in the review queue" in output
+    url = f"sqlite:///{small_project.home}/decisions.sqlite"
+    with closing(LogDatabase.open(url)) as log, log.read_transaction() as connection:
+        drawn = {row.interaction_id: row.probability for row in connection.execute(select(QUEUE))}
+    assert len(drawn) == 8 and 0 < min(drawn.values()) < 1
+    key, line = create_key("ann", ["review"])
+    (small_project.home / "keys").write_text(f"{line}\n")
+    keys = {"ABSTAIN_SERVE_KEYS_FILE": str(small_project.home / "keys")}
+    with serve(small_project, is_live=False, **keys) as client, headless() as browser:
+        page = browser.new_context(java_script_enabled=False, base_url=str(client.base_url)).new_page()
+        page.set_default_timeout(60 * SECONDS)
+        page.goto("/")
+        page.get_by_label("Key").fill(key)
+        page.keyboard.press("Enter")
+        page.get_by_role("link", name="Review the next answer").click()
+        for number in range(3):
+            for name in ("Complete", "Correct", "Truthful"):
+                page.get_by_role("group", name=name).get_by_role("radio", name="yes").check()
+            page.get_by_role("button", name="Save and show the next").click()
+            expect(page.get_by_text(f"{number + 1} of the 8 answers of this sample are reviewed.")).to_be_visible()
+    report = abstain(small_project, "ingest")
+    assert "not checked" not in report, "no source's own weight"
+    found = [row for row in DataStore(small_project.workspace / "data").iter_rows(Review) if row.reviewer == "ann"]
+    assert len(found) == 3 and all(row.inclusion_probability == drawn[row.interaction_id] for row in found)
+    before = small_project.git("rev-parse", "main", cwd=small_project.home / "origin.git")
+    abstain(small_project, "ingest")
+    assert small_project.git("rev-parse", "main", cwd=small_project.home / "origin.git") == before
+
+
+def test_add_sampling_priorities_uses_promoted_probe(
+    trained: tuple[Project, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `export` does between reading the window and drawing; without the clock, for the sample has a date."""
+    for name, value in trained[0].environment.items():
+        monkeypatch.setenv(name, value)
+    workspace = Workspace(trained[0].workspace, lock=-1)
+    window = read_candidates(DataStore(workspace.path / "data"))
+    threshold, messages = add_sampling_priorities(
+        workspace, window, seed=0, max_inference=0, progress=lambda done, total: None
+    )
+    frame = window.frame
+    assert threshold is not None and 0 < threshold < 1
+    scored = r"probe v1\.0\.0: \d+ answers scored from the cache, 0 read by the base model, [1-9]\d* not scored .*"
+    assert re.fullmatch(scored, messages[0])
+    known = frame["confidence"].notna()
+    assert known.sum() > 40 and not known.all() and frame["confidence"][known].between(0, 1).all()
+    assert frame["drift"].between(-1e-6, 2).sum() == frame["drift"].notna().sum() > 40
+    frame["reviewed"] = False  # of the sample nearly all are
+    design = draw_sample(frame, 12, 0.5, 0, threshold)
+    assert design.rows["reason"].value_counts().to_dict() == {"random": 6, "uncertain": 3, "drift": 3}
+    doubt = (frame.loc[~frame["reviewed"], "confidence"] - threshold).abs()
+    assert set(doubt.nsmallest(3).index) == set(design.rows.index[design.rows["reason"] == "uncertain"])
+    rows = read_review_rows(
+        make_review_file(collect_sample(design, window, DataStore(workspace.path / "data")), SEAL_KEY)
+    )
+    assert Counter(row.cells["reason"] for row in rows) == {"random": 6, "uncertain": 3, "drift": 3}

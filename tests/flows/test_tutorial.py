@@ -33,7 +33,6 @@ def run_page(project: Project, *, own: Path | None = None, until: str = "") -> s
 
 
 def count_rows(project: Project, contract: type[Any], prefix: str) -> int:
-    """Count the stored rows of answers whose ids begin with `prefix`."""
     rows = DataStore(project.workspace / "data").iter_rows(contract)
     return sum(row.interaction_id.startswith(prefix) for row in rows)
 

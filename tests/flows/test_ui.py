@@ -9,8 +9,12 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import BrowserContext, Page, Route, expect
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
+from prefect import flow
+from prefect.settings import PREFECT_API_URL, PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
 
 from abstain.reports.plots import PLOTS
+from abstain_tasks.monitoring.publish import publish_validation
+from abstain_tasks.runs.workspace import Workspace
 from tests.browser import headless
 from tests.conftest import SERVER_KEY, Up
 from tests.reports.data_reports.test_pages import FAILED
@@ -26,24 +30,6 @@ ARTIFACTS = {
     "evaluation": "markdown",
     "evaluation-report": "markdown",
 }
-PUBLISH = """
-import sys
-from pathlib import Path
-from abstain_tasks.server import prepare_environment, server_for_run
-prepare_environment()
-with server_for_run():
-    from prefect import flow
-    from abstain_tasks.monitoring.publish import publish_validation
-    from abstain_tasks.runs.workspace import Workspace
-
-workspace = Workspace(Path(sys.argv[1]), 0)
-
-@flow(name="retrain", flow_run_name="sunday")
-def retrain():
-    publish_validation(workspace)
-
-retrain()
-"""
 SECONDS = 1000
 RUN_LIMIT = 10 * 30 * SECONDS
 """Ten times the goal: a worker polls, then imports everything anew."""
@@ -80,17 +66,13 @@ def log_in(page: Page) -> None:
     expect(page).to_have_url("/dashboard")  # not /v2/dashboard, which asks amplitude.com
 
 
-def test_ui_without_key_shows_nothing(browser: BrowserContext) -> None:
+def test_ui_shows_artifacts_to_holders_of_key(browser: BrowserContext) -> None:
     page = browser.new_page()
     page.goto("/runs")
     expect(page).to_have_url(re.compile("/login"))
     page.get_by_placeholder("admin:pass").fill("admin:pass")
     page.get_by_role("button", name="Login").click()
     expect(page.get_by_text("Authentication failed.").first).to_be_visible()
-
-
-def test_ui_shows_artifacts_of_temporary_server(browser: BrowserContext) -> None:
-    page = browser.new_page()
     log_in(page)
     page.get_by_role("button", name="Runs", exact=True).click()
     retrain = page.locator(".state-list-item").filter(has=page.get_by_role("link", name="retrain", exact=True))
@@ -115,14 +97,10 @@ def test_ui_runs_deployment(browser: BrowserContext) -> None:
     page = browser.new_page()
     log_in(page)
     page.get_by_role("button", name="Deployments", exact=True).click()
-    for deployment, flow in {
-        "nightly": "retrain",
-        "hourly": "ingest",
-        "daily": "monitor",
-        "weekly": "retention",
-    }.items():
+    deployments = {"nightly": "retrain", "hourly": "ingest", "daily": "monitor", "weekly": "retention"}
+    for deployment, name in deployments.items():
         row = page.get_by_role("row").filter(has=page.get_by_role("link", name=deployment, exact=True))
-        expect(row.get_by_role("link", name=flow, exact=True)).to_be_visible()
+        expect(row.get_by_role("link", name=name, exact=True)).to_be_visible()
     page.get_by_role("link", name="hourly", exact=True).click()
     message = page.get_by_role("button", name="View run").last  # it comes twice, one on the other
     for is_last in (False, False, True):  # the page is drawn anew every few seconds: a click in a replaced menu is lost
@@ -139,13 +117,22 @@ def test_ui_runs_deployment(browser: BrowserContext) -> None:
     expect(state).to_be_visible(timeout=RUN_LIMIT)
 
 
-def test_ui_links_report_page_of_failed_run(up: Up, browser: BrowserContext, tmp_path: Path) -> None:
+def test_ui_links_report_page_of_failed_run(
+    up: Up, browser: BrowserContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "artifacts").mkdir()
     validation = {**FAILED.to_dict(), "as_of": "2026-11-02T00:00:00+00:00"}
     (tmp_path / "artifacts" / "validation.json").write_text(json.dumps(validation))
     (tmp_path / "artifacts" / "quality.json").write_text("of an earlier run, not to be read after a failure")
-    done = up.project.command(["python", "-c", PUBLISH, str(tmp_path)])
-    assert done.returncode == 0, done.stdout + done.stderr
+    monkeypatch.setenv("ABSTAIN_HOME", str(up.project.home))
+
+    @flow(name="retrain", flow_run_name="sunday")
+    def publish() -> None:
+        publish_validation(Workspace(tmp_path, 0))
+
+    # Without the thread of the logs, which would start a server of its own.
+    with temporary_settings({PREFECT_API_URL: up.api, PREFECT_LOGGING_TO_API_ENABLED: False}):
+        publish()
     page = browser.new_page()
     log_in(page)
     page.goto("/runs")

@@ -43,16 +43,15 @@ SHORTENED: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def bank_params(model: Path, **changes: Mapping[str, Any]) -> Params:
-    """This project's parameters, shortened for a base model of four layers; `changes` by section."""
+def bank_params(model: Path) -> Params:
+    """This project's parameters, shortened for a base model of four layers."""
     raw = yaml.safe_load(SHIPPED["params.yaml"])
-    for section, values in (*SHORTENED.items(), ("llm", {"model": str(model)}), *changes.items()):
+    for section, values in (*SHORTENED.items(), ("llm", {"model": str(model)})):
         raw[section] |= values
     return Params.model_validate(raw)
 
 
 def ingest_bank(params: Params) -> None:
-    """Fill data/ of the current folder with the bank's answers."""
     file = write_lines(Path("bank.jsonl"), *bank_rows(params))
     report = ingest(make_explicit_sources([str(file)]), paths.DATA, params.validation, NOW, quality=params.quality)
     assert report.accepted == GROUPS * OF_A_GROUP, report

@@ -3,12 +3,14 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 import yaml
 
 from abstain.config.params import Params
 from abstain.core import paths
+from abstain.data.store.splits import select_reviewed
 from abstain.stages.shared import artifacts
 from tests.conftest import ROOT
 from tests.llm.builders import save_speaking_model
@@ -38,8 +40,11 @@ def use_home(patch: pytest.MonkeyPatch, home: Path) -> None:
         patch.setenv(f"ABSTAIN_{name}", value)
 
 
+def change(params: Params, section: str, **values: object) -> Params:
+    return params.model_copy(update={section: getattr(params, section).model_copy(update=values)})
+
+
 def run_stages(params: Params, *names: str) -> None:
-    """Run the stages of these names in the current folder."""
     for name in names:
         importlib.import_module(f"abstain.stages.{name}.__main__").stage(params)
 
@@ -50,6 +55,11 @@ def write_labels(where: str, **values: object) -> None:
     for name, value in values.items():
         frame.loc[frame.eval(where), name] = value
     frame.to_parquet(paths.DATASET, index=False)
+
+
+def read_reviewed(split: str) -> pd.DataFrame:
+    frame = artifacts.read_dataset_frame()
+    return select_reviewed(frame[frame["split"] == split])
 
 
 @pytest.fixture(scope="session")
@@ -75,6 +85,5 @@ def enter_copy(finished: Finished, root: Path, patch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture
 def bank(finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
-    """A copy of that workspace as the current folder; its parameters."""
     enter_copy(finished, tmp_path, monkeypatch)
     return finished.params

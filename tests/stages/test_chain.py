@@ -46,21 +46,17 @@ def base_model_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalRunner, "run", refuse)
 
 
-def test_stages_write_declared_artifacts_only(finished: Finished) -> None:
+def test_stages_write_declared_artifacts_with_plotted_columns(finished: Finished) -> None:
     declared = {Path(name) for name in list_outputs(EVALUATED)}
     found = {paths.ARTIFACTS / name for name in bytes_of(finished.root / paths.ARTIFACTS)}
     missing = {one for one in declared if not (finished.root / one).exists()}
     unknown = {file for file in found if not any(one == file or one in file.parents for one in declared)}
     assert (missing, unknown) == (set(), set())
-
-
-def test_dvc_plots_have_their_columns(finished: Finished) -> None:
     axes = [plot[axis] for entry in PLOTS for plot in entry.values() for axis in ("x", "y")]
     assert len(axes) == 2 * len(PLOTS) > 0
-    for axis in axes:
-        for file, columns in axis.items():
-            wanted = {columns} if isinstance(columns, str) else set(columns)
-            assert wanted <= set(pd.read_csv(finished.root / file)), file
+    for file, columns in (item for axis in axes for item in axis.items()):
+        wanted = {columns} if isinstance(columns, str) else set(columns)
+        assert wanted <= set(pd.read_csv(finished.root / file)), file
 
 
 def test_stages_with_workers_write_same_bytes(

@@ -18,6 +18,7 @@ from abstain.stages.shared.states import load_labelled_states, read_base_model
 from abstain.stages.train_probe import __main__ as train_probe
 from tests.checkout import SHIPPED, shipped_params
 from tests.factories import NOW, PARAMS, accept_all, alone, row, verdict, write_lines
+from tests.stages.conftest import change
 
 D = 6
 
@@ -29,9 +30,9 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def write_inputs(lengths: list[int], rows: int | None = None) -> tuple[pd.DataFrame, list[Tensor]]:
+def write_inputs(lengths: list[int]) -> tuple[pd.DataFrame, list[Tensor]]:
     """A training split whose right answers' states are larger; states of `lengths`."""
-    n = len(lengths) if rows is None else rows
+    n = len(lengths)
     frame = pd.DataFrame(
         {
             "interaction_id": [f"i-{i}" for i in range(n)],
@@ -50,27 +51,21 @@ def write_inputs(lengths: list[int], rows: int | None = None) -> tuple[pd.DataFr
     return frame, states
 
 
-def test_load_labelled_states_leaves_out_rows_without_states(workspace: Path) -> None:
-    _, states = write_inputs([3, 0, 1, 0, 4, 2])
+def test_load_labelled_states_are_of_readable_rows_of_data_set(workspace: Path) -> None:
+    frame, states = write_inputs([3, 0, 1, 0, 4, 2])
     rows, lazy = load_labelled_states()
     pd.testing.assert_frame_equal(rows, artifacts.read_dataset_frame().iloc[[0, 2, 4, 5]].reset_index(drop=True))
     assert lazy.lengths.tolist() == [3, 1, 4, 2] and read_base_model() == "bank@abc"
     assert all(torch.equal(row, states[i]) for row, i in zip(lazy, [0, 2, 4, 5], strict=True))
-
-
-def test_load_labelled_states_other_data_set_raises(workspace: Path) -> None:
-    write_inputs([3, 1], rows=3)
-    with pytest.raises(AbstainError, match=r"features\.npy has 2 rows, .*dataset\.parquet has 3"):
+    frame.iloc[:3].to_parquet(paths.DATASET, index=False)
+    with pytest.raises(AbstainError, match=r"features\.npy has 6 rows, .*dataset\.parquet has 3"):
         load_labelled_states()
 
 
 def test_train_probe_pairs_labels_with_own_states(workspace: Path) -> None:
     """A label of a row without states must not be paired with its neighbour's states: then nothing would be learnt."""
     frame, states = write_inputs([0 if i % 5 == 0 else i % 4 + 1 for i in range(120)])
-    params = shipped_params()
-    train_probe.stage(
-        params.model_copy(update={"probe": params.probe.model_copy(update={"architectures": ("linear",)})})
-    )
+    train_probe.stage(change(shipped_params(), "probe", architectures=("linear",)))
     out_of_fold = pd.read_parquet(paths.OUT_OF_FOLD).set_index("interaction_id")["linear"]
     assert list(out_of_fold.index) == [f"i-{i}" for i in range(120) if len(states[i])]
     correct = frame.set_index("interaction_id").loc[out_of_fold.index, "correct"] == 1
@@ -142,9 +137,3 @@ def test_a_folder_is_replaced_as_a_whole_or_stays_as_it_was(workspace: Path) -> 
         artifacts.write_text(folder / "other.csv", "second")
     assert [file.name for file in paths.PLOTS.iterdir()] == ["other.csv"]
     assert [entry.name for entry in paths.ARTIFACTS.iterdir()] == ["plots"]
-
-
-def test_progress_is_a_line_and_of_nothing_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
-    artifacts.report_progress(0, 3)
-    artifacts.report_progress(0, 0)
-    assert capsys.readouterr().out == "progress 0/3\n"

@@ -20,7 +20,7 @@ from abstain.stages.evaluate import __main__ as evaluate
 from abstain.stages.shared import artifacts
 from abstain.stages.shared.ideal_answers import read_ideal_answers, read_rouge
 from abstain.stages.shared.states import load_labelled_states
-from tests.stages.conftest import run_stages, write_labels
+from tests.stages.conftest import change, read_reviewed, run_stages, write_labels
 
 pytestmark = pytest.mark.slow
 
@@ -165,9 +165,7 @@ def test_evaluate_threshold_metrics_are_weighted(bank: Params, name: str, mark: 
 
 def test_evaluate_audits_use_the_changed_answers(bank: Params) -> None:
     """An unreadable answer of the hold-out was another question's in the shuffle, which is therefore left out."""
-    frame = artifacts.read_dataset_frame()
-    reviewed = select_reviewed(frame[frame["split"] == "holdout"])["interaction_id"]
-    interactions = DataStore(paths.DATA).read_interactions(reviewed)
+    interactions = DataStore(paths.DATA).read_interactions(read_reviewed("holdout")["interaction_id"])
     rows, states = read_holdout()
     assert len(interactions) == len(rows) + 1
     changed, served = shuffle_answers(interactions), OnnxProbe(paths.ONNX)
@@ -238,16 +236,15 @@ def test_evaluate_calibration_is_that_of_the_file(bank: Params) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.UndefinedMetricWarning")
-@pytest.mark.parametrize("only", [0, 1])
-def test_evaluate_one_class_holdout_has_no_auroc(bank: Params, only: int) -> None:
-    write_labels("split == 'holdout'", correct=only)
+def test_evaluate_one_class_holdout_has_no_auroc(bank: Params) -> None:
+    write_labels("split == 'holdout'", correct=1)
     write_labels("split == 'newest'", split="excluded")
     evaluate.stage(bank)
     result = artifacts.read_json(paths.METRICS)
     holdout = result["holdout"]
-    assert holdout["base_rate"] == only
+    assert holdout["base_rate"] == 1
     assert {row["auroc"] for row in holdout["scorers"].values()} == {None}
-    assert holdout["scorers"]["probe"]["brier"] is not None and holdout["at_threshold"]["precision"] == only
+    assert holdout["scorers"]["probe"]["brier"] is not None and holdout["at_threshold"]["precision"] == 1
     assert result["newest"] == {"rows": 0, "sampled_unevenly": 0, "effective_sample_size": 0.0, "auroc": None}
     assert set(pd.read_parquet(paths.SCORES)["split"]) == {"holdout"}
     write_labels("split == 'holdout'", source="thumb")
@@ -256,8 +253,7 @@ def test_evaluate_one_class_holdout_has_no_auroc(bank: Params, only: int) -> Non
 
 
 def test_evaluate_without_signals_compares_probes(bank: Params) -> None:
-    alone = bank.model_copy(update={"scorers": bank.scorers.model_copy(update={"enabled": ()})})
-    run_stages(alone, "features", "train_fusion", "evaluate")
+    run_stages(change(bank, "scorers", enabled=()), "features", "train_fusion", "evaluate")
     said = artifacts.read_json(paths.EVALUATION)
     assert set(said["kinds"]) == {"probe", "fusion", "length_only", *REGRESSORS, "lstm", "base_rate"}
     assert said["rank_correlation"] == {"names": [], "matrix": []} and said["skipped"] == said["improbable"] == {}

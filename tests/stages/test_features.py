@@ -14,20 +14,22 @@ from abstain.core.errors import AbstainError
 from abstain.core.labels import Labels
 from abstain.core.scorer_names import FAMILIARITY
 from abstain.data.store.dataset import DataStore
-from abstain.data.store.splits import select_reviewed
 from abstain.data.store.state_table import StateTable
 from abstain.llm.familiarity.familiarity import FamiliarityConfig, SelfFamiliarity
 from abstain.llm.features.extraction import FeatureSource
+from abstain.llm.features.shard_job import JobStats
 from abstain.llm.signals import familiarity
 from abstain.llm.signals.base import FeatureBatch, Scorer
 from abstain.llm.signals.compute_features import collect_feature_requests, estimate_forward_tokens, read_features
 from abstain.llm.signals.counterfactuals import COUNTERFACTUALS
+from abstain.llm.signals.feature_plan import list_candidate_sites
 from abstain.llm.signals.registry import build_scorers
+from abstain.stages import choose_site
 from abstain.stages.features import __main__ as features
 from abstain.stages.shared import artifacts
 from abstain.stages.shared.states import read_base_model
 from tests.stages.builders import NEW_VERSION, ONE_CHUNK_TOO_MANY
-from tests.stages.conftest import Finished, run_stages, write_labels
+from tests.stages.conftest import Finished, change, read_reviewed, run_stages, use_home, write_labels
 from tests.tolerance import assert_near
 
 pytestmark = pytest.mark.slow
@@ -52,24 +54,23 @@ def fit_scorers(params: Params) -> list[Scorer]:
     return [one.fit(*read_training()) for one in build_scorers(params, load_settings()).scorers]
 
 
-def test_features_have_rows_per_answer_and_variant(bank: Params) -> None:
-    table, frame = pd.read_parquet(paths.SIGNALS), artifacts.read_dataset_frame()
-    assert list(table) == ["interaction_id", "variant", *NAMES]
-    assert not table.duplicated(["interaction_id", "variant"]).any()
-    asked = table[table["variant"] == "asked"]
-    assert asked["interaction_id"].tolist() == frame["interaction_id"].tolist()
-    holdout = select_reviewed(frame[frame["split"] == "holdout"])["interaction_id"].tolist()
-    for variant in COUNTERFACTUALS:
-        assert table.loc[table["variant"] == variant, "interaction_id"].tolist() == holdout
-        assert artifacts.read_signals(variant)["writer"].isna().all()
-    assert set(table["variant"]) == {"asked", *COUNTERFACTUALS}
+def test_tables_have_rows_per_answer_and_variant(bank: Params) -> None:
+    frame = artifacts.read_dataset_frame()
+    ids = {"asked": frame["interaction_id"].tolist()}
+    holdout = read_reviewed("holdout")["interaction_id"].tolist()
+    for file in (paths.SIGNALS, paths.NLL_FEATURES, paths.REGRESSOR_SCORES):
+        table = pd.read_parquet(file)
+        found = {name: rows["interaction_id"].tolist() for name, rows in table.groupby("variant", sort=False)}
+        assert found == ids | dict.fromkeys(COUNTERFACTUALS, holdout)
+    assert list(pd.read_parquet(paths.SIGNALS)) == ["interaction_id", "variant", *NAMES]
+    assert all(artifacts.read_signals(variant)["writer"].isna().all() for variant in COUNTERFACTUALS)
 
 
 def test_features_signals_match_their_scorers(bank: Params) -> None:
     settings, scorers = load_settings(), fit_scorers(bank)
     assert [scorer.name for scorer in scorers] == NAMES
     frame = artifacts.read_dataset_frame()
-    store, reviewed = DataStore(paths.DATA), select_reviewed(frame[frame["split"] == "holdout"])["interaction_id"]
+    store, reviewed = DataStore(paths.DATA), read_reviewed("holdout")["interaction_id"]
     interactions = {"asked": store.read_interactions(frame.loc[frame["split"] != "train", "interaction_id"])}
     interactions |= {name: variant(store.read_interactions(reviewed)) for name, variant in COUNTERFACTUALS.items()}
     for name, rows in interactions.items():
@@ -125,8 +126,7 @@ def test_features_without_writer_scores_skip_writer(bank: Params, monkeypatch: p
 def test_features_familiarity_is_compared_fused_and_costed(bank: Params, monkeypatch: pytest.MonkeyPatch) -> None:
     short = FamiliarityConfig(explanation_tokens=6, beams=2, guess_tokens=10)
     monkeypatch.setattr(familiarity, "SelfFamiliarity", partial(SelfFamiliarity, config=short))
-    enabled = (*bank.scorers.enabled, FAMILIARITY)
-    params = bank.model_copy(update={"scorers": bank.scorers.model_copy(update={"enabled": enabled})})
+    params = change(bank, "scorers", enabled=(*bank.scorers.enabled, FAMILIARITY))
     run_stages(params, "features", "train_fusion", "evaluate")
     asked, summary = artifacts.read_signals("asked"), artifacts.read_json(paths.FEATURES_SUMMARY)
     assert asked[FAMILIARITY].between(0, 1).mean() > 0.9 and asked[FAMILIARITY].nunique() > 1
@@ -187,3 +187,48 @@ def test_features_nothing_readable_raises(bank: Params, tmp_path: Path) -> None:
     frame[frame["interaction_id"].isin(refused)].to_parquet(paths.DATASET, index=False)
     with pytest.raises(AbstainError, match="^no answer fits"):
         features.stage(bank)
+
+
+@pytest.mark.parametrize(("depth", "layers"), [(30, [10, 15, 20, 25]), (4, [1, 2, 3]), (1, [1])])
+def test_list_candidate_sites_spans_middle_layers(depth: int, layers: list[int]) -> None:
+    assert [(at.layer, at.site) for at in list_candidate_sites(depth)] == [
+        (layer, site) for layer in layers for site in ("residual", "mlp")
+    ]
+
+
+def test_features_layer_auto_raises(bank: Params) -> None:
+    with pytest.raises(AbstainError, match=r"^llm.layer: auto"):
+        features.stage(change(bank, "llm", layer="auto"))
+
+
+def test_choose_site_reads_no_answer_twice(
+    bank: Params, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the stage reads the others only: together no more tokens than the stage alone reads."""
+    costs: list[JobStats] = []
+    for module in (features, choose_site):
+        compute = module.compute_missing
+        monkeypatch.setattr(
+            module, "compute_missing", lambda *args, _compute=compute: costs.append(_compute(*args)) or costs[-1]
+        )
+    use_home(monkeypatch, tmp_path_factory.mktemp("one-pass"))
+    features.stage(change(bank, "llm", layer=3))
+    use_home(monkeypatch, tmp_path_factory.mktemp("choice-first"))
+    choice = choose_site.choose_site(change(bank, "llm", layer="auto"))
+    features.stage(change(bank, "llm", layer=3))
+    alone, chosen, rest = (cost.forward_tokens for cost in costs)
+    assert 0 < chosen < alone and 0 < rest < alone
+    assert chosen + rest <= alone * 1.02  # a prefix that a training answer shares with another is read in both
+    train = artifacts.read_dataset_frame().query("split == 'train'")
+    assert choice.rows <= len(train) and choice.reviewed <= (train["source"] == "review").sum()
+    assert (choice.layer, choice.site) in [(site.layer, site.site) for site in choice.sites]
+    assert all(site.auroc_low <= site.auroc <= site.auroc_high for site in choice.sites)
+
+
+def test_choose_site_uses_reviewed_training_answers(bank: Params) -> None:
+    before = choose_site.choose_site(change(bank, "llm", layer="auto"))
+    write_labels("split != 'train'", correct=0)
+    assert choose_site.choose_site(change(bank, "llm", layer="auto")) == before
+    write_labels("split == 'train'", source="thumb")
+    with pytest.raises(AbstainError, match="set llm.layer"):
+        choose_site.choose_site(change(bank, "llm", layer="auto"))

@@ -26,13 +26,9 @@ from abstain.stages.export_onnx import __main__ as export_onnx
 from abstain.stages.shared import artifacts
 from abstain.stages.shared.states import load_labelled_states, read_base_model
 from abstain.stages.tune_threshold import __main__ as tune_threshold
-from tests.stages.conftest import run_stages, write_labels
+from tests.stages.conftest import change, read_reviewed, run_stages, write_labels
 
 pytestmark = pytest.mark.slow
-
-
-def with_threshold(params: Params, **changes: object) -> Params:
-    return params.model_copy(update={"threshold": params.threshold.model_copy(update=changes)})
 
 
 def read_validation() -> tuple[pd.DataFrame, np.ndarray]:
@@ -68,7 +64,7 @@ def test_tune_threshold_uses_reviewed_validation_answers(bank: Params) -> None:
 
 def test_tune_threshold_separates_self_selected_reviews(bank: Params, monkeypatch: pytest.MonkeyPatch) -> None:
     frame = artifacts.read_dataset_frame()
-    rows = select_reviewed(frame[frame["split"] == "validation"]).index
+    rows = read_reviewed("validation").index
     frame.loc[rows[: len(rows) // 4], ["inclusion_probability", "sampled"]] = [0.9, False]  # shown, and then reviewed
     frame.to_parquet(paths.DATASET)
     n_self_selected = int((~frame.loc[rows, "sampled"]).sum())
@@ -110,7 +106,7 @@ def test_tune_threshold_without_guarantee_is_marked_in_all_files(
     bank: Params, target: float, min_shown: int, has_heuristic: bool
 ) -> None:
     """So few reviews cannot guarantee either target; a threshold that guarantees nothing reaches the first."""
-    params = with_threshold(bank, on_infeasible="heuristic", confidence=0.99, target=target, min_shown=min_shown)
+    params = change(bank, "threshold", on_infeasible="heuristic", confidence=0.99, target=target, min_shown=min_shown)
     run_stages(params, "tune_threshold", "export_onnx", "evaluate", "report")
     stored = artifacts.read_json(paths.THRESHOLD)
     guarantee, estimates = stored["guarantee"], stored["guarantee"]["estimates"]
@@ -135,13 +131,12 @@ def test_tune_threshold_without_guarantee_is_marked_in_all_files(
 
 def test_tune_threshold_dominant_reviewer_gives_no_guarantee(bank: Params) -> None:
     stored = artifacts.read_json(paths.THRESHOLD)
-    frame = artifacts.read_dataset_frame()
-    names = select_reviewed(frame[frame["split"] == "validation"])["reviewers"].explode()
+    names = read_reviewed("validation")["reviewers"].explode()
     assert not any(name in paths.THRESHOLD.read_text() for name in names)
     share = stored["guarantee"]["evidence"]["largest_reviewer_share"]
-    tune_threshold.stage(with_threshold(bank, max_reviewer_share=share / 2))
+    tune_threshold.stage(change(bank, "threshold", max_reviewer_share=share / 2))
     assert artifacts.read_json(paths.THRESHOLD)["guarantee"]["status"] == "none"
-    tune_threshold.stage(with_threshold(bank, max_reviewer_share=1.0))
+    tune_threshold.stage(change(bank, "threshold", max_reviewer_share=1.0))
     assert artifacts.read_json(paths.THRESHOLD) == stored
 
 
@@ -177,7 +172,7 @@ def test_export_onnx_metadata_describes_inputs_and_guarantee(bank: Params) -> No
 
 
 def test_export_onnx_without_eos_serves_without_eos(bank: Params) -> None:
-    without = bank.model_copy(update={"llm": bank.llm.model_copy(update={"includes_eos": False})})
+    without = change(bank, "llm", includes_eos=False)
     with_eos = StateTable(paths.FEATURES).lengths.copy()
     run_stages(without, "features", "train_probe", "export_onnx")
     frame, states = load_labelled_states()

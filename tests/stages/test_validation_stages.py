@@ -1,4 +1,3 @@
-import shutil
 from pathlib import Path
 
 import pytest
@@ -23,26 +22,24 @@ pytestmark = pytest.mark.slow
 QUALITY = paths.ARTIFACTS / "quality.json"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def params() -> Params:
     return shipped_params()
 
 
-@pytest.fixture(scope="module")
-def accepted(tmp_path_factory: pytest.TempPathFactory, params: Params) -> Path:
+@pytest.fixture
+def workspace(tmp_path: Path, params: Params, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A data folder of two batches, the second of them in German."""
-    folder = tmp_path_factory.mktemp("accepted")
+    monkeypatch.chdir(tmp_path)
     english = [
         make_line(at, f"What is the annual fee of card number {at:03d}, and when is it due?") for at in range(200)
     ]
     german = [make_line(at, f"Wie hoch ist die Jahresgebühr der Karte mit Nummer {at}?") for at in range(200, 260)]
     for number, rows in enumerate((english, german)):
-        file = write_lines(folder / f"{number}.jsonl", *rows)
-        report = ingest(
-            make_explicit_sources([str(file)]), folder / "data", params.validation, NOW, quality=params.quality
-        )
+        file = write_lines(tmp_path / f"{number}.jsonl", *rows)
+        report = ingest(make_explicit_sources([str(file)]), paths.DATA, params.validation, NOW, quality=params.quality)
         assert report.accepted == len(rows)
-    return folder / "data"
+    return tmp_path
 
 
 def make_line(at: int, question: str) -> dict:
@@ -50,13 +47,6 @@ def make_line(at: int, question: str) -> dict:
     right = at % 2 == 0
     said = {"thumb": thumb("up" if right else "down"), "review": verdict(right)}
     return row(f"q-{at}", question=question, answer=f"It is {at:03d} euros.", group=f"g-{at // 10}", **said)
-
-
-@pytest.fixture
-def workspace(accepted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    shutil.copytree(accepted, tmp_path / "data")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def test_validate_dataset_stages_sound_data_pass(workspace: Path, params: Params) -> None:
@@ -78,13 +68,16 @@ def test_validate_dataset_stages_sound_data_pass(workspace: Path, params: Params
     assert "Passed, with" in page and "question language" in page and "Labels by split" in page
 
 
-def test_validate_stage_repeated_row_fails(workspace: Path, params: Params) -> None:
+def test_validate_stage_repeated_row_or_no_batch_record_fails(workspace: Path, params: Params) -> None:
     first, second = DataStore(paths.DATA).list_part_files(Interaction)
     with second.open("ab") as file:
         file.write(first.read_bytes().splitlines(keepends=True)[0])
     with pytest.raises(AbstainError, match="1 rows of data/ fail validation, interactions/q-0 first: interaction_id:"):
         validate.stage(params)
     assert read_json(paths.VALIDATION)["success"] is False
+    (paths.DATA / "batches.jsonl").unlink()
+    with pytest.raises(AbstainError, match=r"batches\.jsonl has no record of"):
+        validate.stage(params)
 
 
 def test_dataset_stage_leaked_holdout_fails(workspace: Path, params: Params) -> None:
@@ -100,9 +93,3 @@ def test_dataset_stage_leaked_holdout_fails(workspace: Path, params: Params) -> 
     _, page = validation_report(ValidationResult.from_dict(read_json(QUALITY)), "a run")
     assert "1 expectation failed" in page
     assert not paths.DATASET.exists()
-
-
-def test_validate_stage_missing_batch_record_fails(workspace: Path, params: Params) -> None:
-    (paths.DATA / "batches.jsonl").unlink()
-    with pytest.raises(AbstainError, match=r"batches\.jsonl has no record of"):
-        validate.stage(params)

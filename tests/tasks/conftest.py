@@ -38,14 +38,8 @@ from tests.reports.builders import make_holdout_metrics
 ESTIMATES = GuaranteeEstimates(coverage=0.5, precision=0.8, error_rate=0.1)
 UNCHECKED = make_guarantee(metric="error_rate", target=0.1, status="unchecked", holdout=None, estimates=ESTIMATES)
 MISSING = make_missing_guarantee(500, metric="error_rate", target=0.1, estimates=ESTIMATES)
-AT_THRESHOLD = {
-    "threshold": 0.5,
-    "coverage": 0.5,
-    "precision": 0.8,
-    "shown": 200,
-    "error_rate_low": 0.08,
-    "error_rate_high": 0.12,
-}
+AT_THRESHOLD = {"threshold": 0.5, "coverage": 0.5, "precision": 0.8, "shown": 200}
+AT_THRESHOLD |= {"error_rate_low": 0.08, "error_rate_high": 0.12}
 
 DAY = datetime(2026, 11, 20, tzinfo=UTC)
 
@@ -127,15 +121,14 @@ class Candidates:
 
     workspace: Plain
     judged: list[str] = field(default_factory=list)
-    champion: tuple[pd.Series, float] | None = None
+    champion: pd.Series | None = None
+    latency: float = 1.0
 
     def write(
         self,
         probe: float = 1.2,
         *,
         drop: int = 0,
-        threshold: float = 0.5,
-        latency: float = 1.0,
         guaranteed: bool = True,
         n_self_selected: int | None = None,
     ) -> None:
@@ -145,12 +138,10 @@ class Candidates:
         are self-selected and find all that is shown incorrect, the others are sampled; None if that is unknown. A third
         of all reviews are of the hold-out.
         """
-        self.latency = latency
         root = self.workspace.path
         shutil.rmtree(root / paths.ARTIFACTS, ignore_errors=True)
         (root / paths.REPORT).mkdir(parents=True)
-        is_sampled = n_self_selected is not None
-        evidence = EVIDENCE.model_copy(update={"sampled": is_sampled})
+        evidence = EVIDENCE.model_copy(update={"sampled": n_self_selected is not None})
         guarantee = UNCHECKED.model_copy(update={"evidence": evidence}) if guaranteed else MISSING
         scorer = {"name": "probe", "kinds": {"probe": "probe"}, "forward_tokens": 50.0, "sha256": {}}
         metadata = {
@@ -162,7 +153,7 @@ class Candidates:
             "site": "mlp",
             "too_long": "refuse",
             "includes_eos": "true",
-            "threshold": repr(threshold),
+            "threshold": "0.5",
             "strength": repr(probe),
             "guarantee": guarantee.model_dump_json(),
             "scorer": json.dumps(scorer),
@@ -189,14 +180,14 @@ class Candidates:
         if n_self_selected is not None:
             scores["sampled"] = np.arange(len(scores)) >= n_self_selected
             scores["inclusion_probability"] = np.where(scores["sampled"], 1.0, np.nan)
-            wrong = ~scores["sampled"] & (scores["confidence"] >= threshold)
+            wrong = ~scores["sampled"] & (scores["confidence"] >= 0.5)
             scores["correct"] = np.where(wrong, 0, scores["correct"])
         scores.to_parquet(root / paths.SCORES)
         digest = compute_holdout_digest(list(scores["interaction_id"]), scores["correct"].tolist())
         holdout = make_holdout_metrics(AT_THRESHOLD, digest=digest, strength=probe, rows=len(scores))
         metrics = {"holdout": holdout.to_dict(), "newest": {"rows": 0, "auroc": None}}
         (root / paths.METRICS).write_text(json.dumps(metrics))
-        tuned = {"threshold": threshold, "guarantee": guarantee.model_dump(mode="json")}
+        tuned = {"threshold": 0.5, "guarantee": guarantee.model_dump(mode="json")}
         (root / paths.THRESHOLD).write_text(json.dumps(tuned | {"heuristic": None, "self_selected": None}))
         sources = ["review"] * 3 * len(scores) + ["thumb"] * 1000
         pd.DataFrame({"source": sources}).to_parquet(root / paths.DATASET)
@@ -205,13 +196,12 @@ class Candidates:
         (root / paths.REPORT / "report.md").write_text("# Report\n")
         states = ragged(3, 1, 4)
         write_table(root / paths.FEATURES, [len(one) for one in states], D, torch.float32, enumerate(states), "m@1")
-        self.last = scores.set_index("interaction_id")["confidence"], threshold
+        self.last = scores.set_index("interaction_id")["confidence"]
 
     def scores_of_champion(self, _workspace: Any, _event: Any, ids: pd.Series) -> promotion_inputs.ChampionScores:
         assert self.champion is not None
-        confidences, threshold = self.champion
-        found = confidences.loc[list(ids)].tolist()
-        return promotion_inputs.ChampionScores(found, found, threshold)
+        found = self.champion.loc[list(ids)].tolist()
+        return promotion_inputs.ChampionScores(found, found, 0.5)
 
     def promote(self, **options: Any) -> PromotionResult:
         outcome = promote_candidate.fn(self.workspace, options.pop("new_holdout", None), **options)

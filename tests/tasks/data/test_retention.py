@@ -1,14 +1,10 @@
 import os
-import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
-from abstain.llm.engine.prompts import Segment
-from abstain.llm.engine.requests import HiddenStates, Request
-from abstain.llm.features.shard_job import ShardJob
 from abstain.release.registry import Registry
 from abstain_tasks.data.retention.policy import delete_expired_features, delete_expired_reports
 from abstain_tasks.data.retention.releases import delete_expired_bundles, delete_expired_objects
@@ -25,9 +21,13 @@ def make_registry(count: int, *blocked: str, live: str | None = None) -> Registr
     return Registry(history=history, blocked=dict.fromkeys(blocked, "why"))
 
 
-@pytest.fixture
-def releases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path))
+
+
+@pytest.fixture
+def releases(tmp_path: Path) -> Path:
     folder = tmp_path / "releases"
     for name in (*(f"v1.{minor}.0" for minor in range(6)), "v9.9.9", ".fetching-old", ".fetching-new", "mine"):
         (folder / name).mkdir(parents=True)
@@ -52,9 +52,11 @@ def test_delete_expired_bundles_keeps_rollback_targets(releases: Path) -> None:
         assert version == found.production_version or version in found.blocked or found.find_rollback_target(version)
 
 
-def test_delete_expired_bundles_keeps_production(releases: Path) -> None:
+def test_delete_expired_bundles_keeps_production_and_unknown(releases: Path) -> None:
     delete_expired_bundles(make_registry(6, "v1.0.0", live="v1.0.0"), 1, NOW, apply=True)
     assert "v1.0.0" in list_names(releases)
+    delete_expired_bundles(Registry(), 3, NOW, apply=True)
+    assert list_names(releases) == {".fetching-new", "mine"}
 
 
 class Commits(Workspace):
@@ -74,7 +76,6 @@ class Commits(Workspace):
 def test_delete_expired_objects_announces_reading_commits(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path))
     monkeypatch.setattr(Commits, "asked", [])
     (tmp_path / folder / "files" / "md5" / "ab").mkdir(parents=True)
     workspace, messages = Commits(tmp_path / "workspace", lock=0), []
@@ -87,13 +88,7 @@ def test_delete_expired_objects_announces_reading_commits(
     assert "gc" in workspace.asked and "3 commits" in message and not too_late
 
 
-def test_delete_expired_bundles_empty_registry_keeps_unknown(releases: Path) -> None:
-    delete_expired_bundles(Registry(), 3, NOW, apply=True)
-    assert list_names(releases) == {".fetching-new", "mine"}
-
-
-def test_delete_expired_reports_by_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path))
+def test_delete_expired_reports_by_age(tmp_path: Path) -> None:
     assert delete_expired_reports(90, NOW, apply=True).count == 0
     for name, days in (("old", 91), ("new", 89)):
         page = tmp_path / "reports" / name
@@ -107,31 +102,16 @@ def test_delete_expired_reports_by_age(tmp_path: Path, monkeypatch: pytest.Monke
     assert list_names(tmp_path / "reports") == {"new"}
 
 
-def test_delete_expired_features_leaves_shared_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delete_expired_features_shared_deletes_only_old_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ABSTAIN_FEATURES", str(tmp_path / "shared"))
     shard = tmp_path / "shared" / "0123456789abcdef" / ("0" * 32 + ".safetensors")
-    shard.parent.mkdir(parents=True)
-    shard.write_bytes(b"a shard that nobody can read")
-    os.utime(shard, (0, 0))
-    deletion = delete_expired_features(30, apply=True)
-    assert (deletion.count, shard.exists()) == (0, True) and "shared" in deletion.note
-
-
-def test_delete_expired_features_deletes_old_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ABSTAIN_FEATURES", str(tmp_path))
-    text = "What does Ann owe?"
-    work = ShardJob("m", "m@1", "float32", 24, (Request((Segment("question", text),), HiddenStates(1), "i-1"),))
-    jobs = tmp_path / "jobs"
-    jobs.mkdir()
-    written = time.time() - timedelta(days=7).total_seconds()
-    for name, at in (
-        (f"{work.name}.job", written - 60),
-        (f".{work.name}.job.{'5e' * 8}", written - 60),
-        (f"{'7a' * 16}.job", written + 60),
-    ):
-        (jobs / name).write_text(work.to_json())
-        os.utime(jobs / name, (at, at))
+    job, young = (tmp_path / "shared" / "jobs" / f"{digest * 16}.job" for digest in ("5e", "7a"))
+    for file in (shard, job, young):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"12345")
+        if file != young:
+            os.utime(file, (0, 0))
     would = delete_expired_features(30, apply=False)
-    assert (would.count, would.bytes) == (2, 2 * len(work.to_json())) and len(list_names(jobs)) == 3
+    assert (would.count, would.bytes) == (1, 5) and "shared" in would.note
     assert delete_expired_features(30, apply=True) == would
-    assert list_names(jobs) == {f"{'7a' * 16}.job"}
+    assert (shard.exists(), job.exists(), young.exists()) == (True, False, True)

@@ -2,7 +2,6 @@
 
 import fcntl
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -10,55 +9,37 @@ import pytest
 from abstain.core.errors import AbstainError
 from abstain_tasks.runs.git_commit import OriginMoved, commit, push
 from abstain_tasks.runs.shell import git
-from abstain_tasks.runs.workspace import BRANCH, Workspace, hold_lock
-
-
-@dataclass(frozen=True)
-class Bare(Workspace):
-    """A workspace without data."""
-
-    def dvc(self, *arguments: str) -> str:
-        return ""
+from abstain_tasks.runs.workspace import BRANCH, hold_lock
+from tests.tasks.conftest import Plain
 
 
 @pytest.fixture
-def workspaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Bare, Bare]:
-    """Two clones of one origin."""
-    monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path / "home"))
-    git(tmp_path, "init", "-q", "--bare", f"--initial-branch={BRANCH}", "origin.git")
-    one, other = (Bare(tmp_path / name, -1) for name in ("one", "other"))
-    git(tmp_path, "clone", "-q", "origin.git", "one")
-    one.git("checkout", "-q", "-B", BRANCH)
-    (one.path / "registry.json").write_text("{}")
-    commit(one, "A project", "registry.json")
-    push(one)
+def other(workspace: Plain, tmp_path: Path) -> Plain:
     git(tmp_path, "clone", "-q", "origin.git", "other")
-    return one, other
+    return Plain(tmp_path / "other", -1)
 
 
-def test_push_after_other_run_raises_origin_moved(workspaces: tuple[Bare, Bare]) -> None:
-    faster, slower = workspaces
-    for workspace in workspaces:
-        (workspace.path / "registry.json").write_text(workspace.path.name)
-        assert commit(workspace, workspace.path.name, "registry.json")
-    slower.git("tag", "-a", "probe@v9.0.0", "-m", "t")
-    push(faster)
+def test_push_after_other_run_raises_origin_moved(workspace: Plain, other: Plain) -> None:
+    for writer in (workspace, other):
+        (writer.path / "registry.json").write_text(writer.path.name)
+        assert commit(writer, writer.path.name, "registry.json")
+    other.git("tag", "-a", "probe@v9.0.0", "-m", "t")
+    push(workspace)
     with pytest.raises(OriginMoved, match="the origin has moved"):
-        push(slower, "probe@v9.0.0")
-    assert slower.git("tag", "--list") == "" == slower.git("ls-remote", "--tags", "origin")
-    slower.git("fetch", "-q", "origin")
-    assert slower.git("show", f"origin/{BRANCH}:registry.json") == "one"
+        push(other, "probe@v9.0.0")
+    assert other.git("tag", "--list") == "" == other.git("ls-remote", "--tags", "origin")
+    other.git("fetch", "-q", "origin")
+    assert other.git("show", f"origin/{BRANCH}:registry.json") == "workspace"
 
 
-def test_push_forbidden_by_origin_raises_other_error(workspaces: tuple[Bare, Bare]) -> None:
-    workspace = workspaces[0]
+def test_push_forbidden_by_origin_raises_other_error(workspace: Plain) -> None:
     hook = workspace.path.parent / "origin.git" / "hooks" / "pre-receive"
     hook.parent.mkdir(exist_ok=True)
     hook.write_text("#!/bin/sh\necho main is protected\nexit 1\n")
     hook.chmod(0o755)
     (workspace.path / "registry.json").write_text("x")
     commit(workspace, "x", "registry.json")
-    with pytest.raises(AbstainError, match=r"hook declined\) main is protected$") as refused:
+    with pytest.raises(AbstainError, match=r"\(pre-receive hook declined\) main is protected$") as refused:
         push(workspace)
     assert not isinstance(refused.value, OriginMoved)
 

@@ -1,43 +1,41 @@
 """Failed runs are posted: real servers, a real failing flow, and a webhook."""
 
-import subprocess
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from prefect import flow
+from prefect.settings import PREFECT_API_URL, PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
 
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
+from abstain_tasks.runs.failures import coded_failures
 from abstain_tasks.server.addresses import post
 from tests.conftest import Project, Up, processes_of
 from tests.factories import row, write_lines
 from tests.tasks.receiver import Receiver
 from tests.tasks.server.test_server import wait_until
 
-FAILING = """
-from abstain_tasks.server import prepare_environment, server_for_run
-prepare_environment()
-with server_for_run():
-    from prefect import flow
-from abstain.core.codes import Code
-from abstain.core.errors import AbstainError
-from abstain_tasks.runs.failures import coded_failures
 
 @flow(name="ingest", flow_run_name="tuesday")
 @coded_failures()
-def failing():
+def fail() -> None:
     raise AbstainError(Code.BATCH_REJECTED, "batch rejected, nothing accepted: 3 of 4 rows fail: fix them")
 
+
 @flow(name="other")
-def other():
+def fail_unwatched() -> None:
     raise AbstainError(Code.BATCH_REJECTED, "no alert for this flow")
 
-for run in (other, failing):
-    try:
-        run()
-    except AbstainError as error:
-        print("failed:", error)
-"""
+
+def run_failing_flows(up: Up) -> None:
+    # Without the thread of the logs, which would start a server of its own.
+    with temporary_settings({PREFECT_API_URL: up.api, PREFECT_LOGGING_TO_API_ENABLED: False}):
+        for run in (fail_unwatched, fail):
+            with pytest.raises(AbstainError):
+                run()
 
 
 @pytest.fixture
@@ -53,14 +51,7 @@ def list_alerts(ui: str) -> list[str]:
 
 
 def has_alert_worker(up: Up) -> bool:
-    """Whether there is a worker that does."""
     return any("worker start --pool alerts" in command for command in processes_of(up.project))
-
-
-def read_ui(up: subprocess.CompletedProcess[str]) -> str:
-    assert up.returncode == 0, up.stdout + up.stderr
-    line = next(line for line in up.stdout.splitlines() if line.startswith(("Prefect UI", "already up")))
-    return line.split()[2]
 
 
 @pytest.mark.slow
@@ -70,16 +61,14 @@ def test_up_alerts_post_failed_runs(up: Up, listener: Receiver) -> None:
     assert added.returncode == 0, added.stdout + added.stderr
     wait_until(lambda: has_alert_worker(up), 60)
     again = up.call("up", None)  # in a shell without the variable: what the server has is kept
-    ui = read_ui(again)
-    assert again.stdout.startswith("already up: http://127.0.0.1:"), again.stdout
-    assert "8 unchanged" in again.stdout
+    ui = f"http://127.0.0.1:{up.ui}"
+    assert again.stdout.startswith(f"already up: {ui}\n") and "8 unchanged" in again.stdout, again.stdout + again.stderr
     for done in (added, again):
         assert f"alerts       posted to 127.0.0.1:{listener.server_port}\n" in done.stdout
         assert "secret" not in done.stdout
     assert list_alerts(ui) == [f"abstain-alert-{name}" for name in ("alarm", "failed", "rejected", "silence")]
 
-    run = up.project.command(["python", "-c", FAILING])
-    assert "failed: A105: batch rejected" in run.stdout, run.stdout + run.stderr
+    run_failing_flows(up)
     wait_until(lambda: bool(listener.alerts), 60)
     subject, message, link = listener.alerts[0]["text"].split("\n")
     assert subject == "ingest: run tuesday has failed"
@@ -92,11 +81,14 @@ def test_up_alerts_post_failed_runs(up: Up, listener: Receiver) -> None:
     # A post that is stopped with its worker is run again, which is right: it may not have arrived.
     wait_until(lambda: {run["state_type"] for run in post(f"{ui}/api/flow_runs/filter", notified)} == {"COMPLETED"}, 30)
 
+    note = up.project.home / "up.json"
+    note.write_text(note.read_text().replace('"deployed": "yes"', '"cut off": "after the worker had started"'))
     without = up.call("up")
+    assert without.stdout.startswith(f"started deployments: {ui}\n"), without.stdout + without.stderr
     assert "none: set ABSTAIN_ALERT_URL" in without.stdout
     assert list_alerts(ui) == []
     wait_until(lambda: not has_alert_worker(up), 20)
-    assert up.project.command(["python", "-c", FAILING]).returncode == 0
+    run_failing_flows(up)
     assert len(set(listener.texts)) == 1  # neither the flow that is not watched, nor the run without a webhook
 
 
@@ -110,6 +102,7 @@ def test_ingest_rejected_batch_alerts_and_blocks_retrain(
     command = ["env", f"ABSTAIN_ALERT_URL={listener.url}", "python", "-m", "abstain_cli.app"]
     done = project.command([*command, "ingest", str(batch)])
     assert done.returncode == 1 and "rejected, nothing accepted: 5 of 6" in done.stderr, done.stdout + done.stderr
+    assert processes_of(project) == [], "its server has ended, too"
     (alert,) = listener.alerts  # sent before the temporary server ended with the command
     assert (
         alert["text"].startswith("ingest: run ")

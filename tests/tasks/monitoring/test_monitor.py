@@ -25,7 +25,7 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monitor, "DATABASE_WAIT_S", 2)
 
 
-def test_retry_while_unavailable_waits(tmp_path: Path) -> None:
+def test_unavailable_log_is_waited_for_then_raises(tmp_path: Path) -> None:
     open_writer(url_of(tmp_path)).close()
     file, away = tmp_path / "decisions.sqlite", tmp_path / "away"
     file.rename(away)
@@ -42,12 +42,8 @@ def test_retry_while_unavailable_waits(tmp_path: Path) -> None:
             return len(read_windows(database))
 
     assert retry_while_unavailable(ask) == 0 and asked == 2
-
-
-def test_open_log_unavailable_raises_after_wait(tmp_path: Path) -> None:
-    open_writer(url_of(tmp_path)).close()
-    (tmp_path / "decisions.sqlite").rename(tmp_path / "away")
-    (tmp_path / "decisions.sqlite").mkdir()
+    file.rename(away)
+    file.mkdir()
     began = datetime.now(UTC)
     with pytest.raises(AbstainError) as caught:
         open_log(Settings(home=tmp_path))

@@ -1,6 +1,7 @@
-"""`abstain init` with real git: new projects, upgrades and merges of a release."""
+"""`abstain init` with real git: new projects, upgrades and merges of a release; the project of the demo."""
 
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,10 +11,11 @@ import pytest
 import yaml
 
 from abstain.config.params import load_params
+from abstain.config.settings import load_settings
 from abstain.config.template import read_template
 from abstain.core.errors import AbstainError
 from abstain.release.registry import Registry, get_next_version
-from abstain_tasks.projects import new_project
+from abstain_tasks.projects.demo_project import OWN_PLACES, demo_project
 from abstain_tasks.projects.new_project import STATE, Choices, start_project, upgrade_project
 from abstain_tasks.runs.shell import git
 from abstain_tasks.runs.workspace import open_workspace
@@ -49,7 +51,6 @@ class Clone:
         return self.git("rev-parse", "HEAD"), self.git("status", "--porcelain"), self.files()
 
     def leftovers(self) -> set[str]:
-        """Temporary files in the home."""
         return {path.name for path in self.home.iterdir() if path.name.startswith(".")}
 
     def files(self) -> dict[str, str]:
@@ -128,6 +129,7 @@ OWN_CONTENT: dict[str, Callable[[Clone], object]] = {
     "registry.json records a promotion on other rows": lambda clone: clone.write(
         "Promote", registry_json=write_promotion(clone, OWN_ROWS), data_dvc=SHIPPED["data.dvc"]
     ),
+    "origin.git/data.dvc": lambda clone: push_rows(clone, clone.home / "origin.git", data_dvc=OWN_ROWS),
 }
 
 
@@ -147,15 +149,6 @@ def push_rows(clone: Clone, bare: Path, **files: str) -> None:
     git(clone.root, "clone", "-q", str(bare), str(other.root))
     other.write("Theirs", **files)
     other.git("push", "-q", "origin", "main")
-
-
-def test_start_project_own_rows_in_origin_are_rejected(clone: Clone) -> None:
-    bare = clone.home / "origin.git"
-    push_rows(clone, bare, data_dvc=OWN_ROWS)
-    before = clone.state()
-    with pytest.raises(AbstainError, match=r"origin.git/data.dvc"):
-        start_project(Choices())
-    assert clone.state() == before and bare.is_dir()
 
 
 def test_start_project_failed_changes_nothing(clone: Clone, choices: Choices, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +181,6 @@ def test_start_project_failed_changes_nothing(clone: Clone, choices: Choices, mo
 
 @pytest.fixture
 def server(clone: Clone) -> Path:
-    """The clone's git remote, with a version of the sample and its tag."""
     bare = clone.root.parent / "server.git"
     clone.write("Promote", registry_json=write_promotion(clone, f"{SHIPPED['data.dvc']}# again\n"))
     git(clone.root, "clone", "-q", "--bare", str(clone.root), str(bare))
@@ -265,26 +257,20 @@ def test_upgrade_project_after_merge_adds_keys(clone: Clone, choices: Choices) -
     assert upgrade_project() == []
 
 
-def test_upgrade_project_unknown_key_changes_nothing(clone: Clone, choices: Choices) -> None:
+def test_upgrade_project_invalid_params_change_nothing(clone: Clone, choices: Choices) -> None:
     start_project(choices)
     older = clone.files()["params.yaml"].replace("  folds: 5 ", "  # folds: 5 ", 1)
-    for key in ("max_epoch", "warmups"):
-        clone.write("Edit", params_yaml=older.replace("probe:\n", f"probe:\n  {key}: 9\n"))
+    unknown = older.replace("probe:\n", "probe:\n  warmups: 9\n")
+    texts = {unknown: "'probe.warmups'", "": "params", "- llm\n": "params", "<<<<<<< HEAD\nllm: {}\n": "params"}
+    for text, message in texts.items():
+        clone.write("Edit", params_yaml=text)
         before = clone.state()
-        with pytest.raises(AbstainError, match=f"'probe.{key}'"):
+        with pytest.raises(AbstainError, match=rf"^[^\n]*{message}[^\n]*$"):
             upgrade_project()
         assert clone.state() == before
 
 
-def test_upgrade_project_invalid_params_names_file(clone: Clone, choices: Choices) -> None:
-    start_project(choices)
-    for text in ("", "- llm\n", "llm: {\n", "<<<<<<< HEAD\nllm: {}\n"):
-        clone.write("Broken", params_yaml=text)
-        with pytest.raises(AbstainError, match=r"^[^\n]*params\.yaml[^\n]*$"):
-            upgrade_project()
-
-
-def test_merge_driver_merges_project_branches(clone: Clone, choices: Choices) -> None:
+def test_merge_driver_of_all_state_merges_project_branches(clone: Clone, choices: Choices) -> None:
     start_project(choices)
     text = clone.files()["params.yaml"]
     clone.git("checkout", "-q", "-b", "team")
@@ -294,6 +280,8 @@ def test_merge_driver_merges_project_branches(clone: Clone, choices: Choices) ->
     clone.git("merge", "-q", "-m", "Merge", "team")
     params = load_params(PARAMS)
     assert (params.probe.max_epochs, params.promotion.max_comparisons) == (9, 50)
+    attributes = clone.git("check-attr", "merge", "--", *map(str, STATE)).splitlines()
+    assert attributes == [f"{name}: merge: abstain" for name in STATE]
 
 
 def test_upgrade_project_needs_commits_of_runs(clone: Clone, choices: Choices) -> None:
@@ -309,7 +297,34 @@ def test_upgrade_project_needs_commits_of_runs(clone: Clone, choices: Choices) -
     assert upgrade_project() == ["probe.folds"] and clone.files()["data.dvc"] == OWN_ROWS
 
 
-def test_gitattributes_name_merge_driver(clone: Clone) -> None:
-    attributes = clone.git("check-attr", "merge", "--", *map(str, STATE)).splitlines()
-    assert attributes == [f"{name}: merge: abstain" for name in STATE]
-    assert not set(new_project.SAMPLE_PARTS) & {"features", "models", "dvc-cache"}
+def test_demo_project_is_as_shipped_and_separate(
+    clone: Clone, choices: Choices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_project(choices)
+    clone.write("Runs", dvc_lock="stages: {}\n", notes_md="ours\n")
+    clone.git("tag", "probe@v1.0.0")
+    for name in OWN_PLACES:
+        monkeypatch.setenv(name, "prefect" if name.endswith("RUNNER") else str(clone.root.parent / "team.git"))
+    before, tags, environment = clone.state(), clone.git("tag"), dict(os.environ)
+    with demo_project() as project:
+        assert Path.cwd() == project == clone.home / "demo"
+        settings = load_settings()
+        assert settings.home == project / ".abstain" and settings.origin is None and settings.runner == "local"
+        assert {name: (project / name).read_text() for name in SHIPPED} == SHIPPED
+        assert (project / "notes.md").is_file() and not (project / "dvc.lock").exists()
+        assert git(project, "status", "--porcelain") == "" and git(project, "tag") == ""
+    assert (clone.state(), clone.git("tag"), dict(os.environ), Path.cwd()) == (before, tags, environment, clone.root)
+
+
+def test_demo_project_takes_changes_of_clone(clone: Clone) -> None:
+    with demo_project() as project:
+        first = git(project, "rev-parse", "HEAD")
+    with demo_project():
+        assert git(project, "rev-parse", "HEAD") == first
+    clone.git("rm", "-q", "dvc.yaml")
+    (clone.root / "dvc.yaml").write_text("stages: {}  # not committed\n")
+    clone.git("add", "dvc.yaml")
+    (clone.root / "untracked.jsonl").write_text("{}\n")
+    with demo_project():
+        assert git(project, "rev-parse", "HEAD^") == first
+        assert git(project, "show", "--name-only", "--format=").split() == ["dvc.yaml"]

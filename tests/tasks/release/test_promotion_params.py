@@ -1,6 +1,5 @@
 """A promotion writes its decisions so that no stage runs because of them, with real git and DVC."""
 
-import hashlib
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -67,37 +66,31 @@ def read_stale(workspace: Workspace) -> dict[str, object]:
     return stale
 
 
-def hash_dataset(workspace: Workspace) -> str:
-    return hashlib.sha256((workspace.path / paths.DATASET).read_bytes()).hexdigest()
+def test_write_promotion_params_guarantee_freezes_rows_stay(workspace: Workspace) -> None:
+    before, lock, file = (
+        (workspace.path / paths.DATASET).read_bytes(),
+        read_lock(workspace.path),
+        workspace.path / "params.yaml",
+    )
+    assert write_promotion_params(workspace, promotion(guarantee=make_missing_guarantee()))
+    params, started_at = load_params(file), datetime.now(UTC)
+    assert params.split.holdout_frozen_at is None and params.serve.current_kind == "probe"
+    assert read_stale(workspace) == {}
 
-
-def test_write_promotion_params_first_freezes_and_moves_no_row(workspace: Workspace) -> None:
-    before, lock, started_at = hash_dataset(workspace), read_lock(workspace.path), datetime.now(UTC)
     assert write_promotion_params(workspace, promotion(kind="fusion"))
-    params, file = load_params(workspace.path / "params.yaml"), workspace.path / "params.yaml"
+    params = load_params(file)
     frozen_at, frames = params.split.holdout_frozen_at, read_frames(DataStore(workspace.path / paths.DATA))
     assert frozen_at is not None and frozen_at > started_at and params.serve.current_kind == "fusion"
     assert isinstance(yaml.safe_load(file.read_text())["split"]["holdout_frozen_at"], str)
     for times in (frames.interactions["asked_at"], frames.thumbs["given_at"], frames.reviews["reviewed_at"]):
         assert (times < frozen_at).all()
-    assert read_stale(workspace) == {} and hash_dataset(workspace) == before
+    assert read_stale(workspace) == {} and (workspace.path / paths.DATASET).read_bytes() == before
     written = read_lock(workspace.path)
     assert written["stages"]["dataset"]["outs"] == lock["stages"]["dataset"]["outs"]
     assert written["stages"]["dataset"]["params"] != lock["stages"]["dataset"]["params"]
     text = file.read_text()
     assert not write_promotion_params(workspace, promotion(kind="fusion")) and file.read_text() == text
 
-
-def test_write_promotion_params_no_guarantee_freezes_nothing(workspace: Workspace) -> None:
-    assert write_promotion_params(workspace, promotion(guarantee=make_missing_guarantee()))
-    params = load_params(workspace.path / "params.yaml")
-    assert params.split.holdout_frozen_at is None and params.serve.current_kind == "probe"
-    assert read_stale(workspace) == {}
-
-
-def test_write_rollback_params_makes_choose_scorer_stale(workspace: Workspace) -> None:
-    file = workspace.path / "params.yaml"
-    assert write_promotion_params(workspace, promotion(kind="fusion"))
     write_rollback_params(workspace, promotion(action="rollback"))
     assert load_params(file).serve.current_kind == "probe" and "choose_scorer" in read_stale(workspace)
     file.write_text("serve: {}\n")

@@ -20,7 +20,6 @@ from abstain.release.metric_comparison import MetricComparison
 from abstain.release.promotion_record import DecisionInputs, Erasure, PromotionRecord, RecordedHoldout, RecordedMetrics
 from abstain_tasks.release.promotion_records import (
     find_earlier_rejection,
-    find_holdout_acceptance,
     find_holdout_refill,
     get_prior_coverage_loss,
     hash_stage_inputs,
@@ -65,14 +64,8 @@ def make_record(day: int, comparison: int | None = None, *, version: str | None 
 @pytest.mark.parametrize(
     ("records", "accepting", "used"),
     [
-        pytest.param([], False, (0, 0.0), id="no record"),
         pytest.param(
-            [
-                make_record(1, version="v1.0.0"),
-                make_record(2, 1),
-                make_record(3, 2, metrics=OTHER_HOLDOUT),
-                make_record(4),
-            ],
+            [make_record(1, version="v1.0.0"), make_record(2, 1), make_record(3, 2, metrics=OTHER_HOLDOUT)],
             False,
             (2, 0.02),
             id="erased answers change the digest",
@@ -115,12 +108,6 @@ def test_get_prior_coverage_loss_of_champion(
     ]
     assert get_prior_coverage_loss(records, "v1.0.0") == loss
     assert [get_prior_coverage_loss(records, other) for other in ("v1.1.0", "v9.0.0", None)] == [0.0] * 3
-
-
-def test_find_holdout_acceptance_by_digest() -> None:
-    records = [make_record(1, version="v1.0.0"), make_record(2, 1, metrics=OTHER_HOLDOUT, new_holdout_reason="why")]
-    assert find_holdout_acceptance(records, "new") == "why"
-    assert find_holdout_acceptance(records, "h") is None
 
 
 def test_find_holdout_refill_since_promotion() -> None:

@@ -31,7 +31,6 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def plain(tmp_path: Path) -> Workspace:
-    """A folder with the project's params.yaml."""
     (tmp_path / "params.yaml").write_text(SHIPPED["params.yaml"])
     return Workspace(tmp_path, -1)
 
@@ -54,9 +53,7 @@ def test_write_params_replaces_keys_and_keeps_comments(plain: Workspace, file: P
     ("content", "message"),
     [
         ("probe: {hiden: 3}", "more.yaml: unknown key 'probe.hiden'"),
-        ("prob: {hidden: 3}", "more.yaml: unknown key 'prob'"),
         ("probe: {hidden: 0}", "more.yaml: probe.hidden"),
-        ("[]", "more.yaml"),
         ("probe: [", "more.yaml is not valid YAML"),
     ],
 )

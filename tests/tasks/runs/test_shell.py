@@ -36,7 +36,7 @@ def test_run_failure_has_reason_and_code(tmp_path: Path) -> None:
         run(["false"], tmp_path)
 
 
-@pytest.mark.parametrize("refuses", ["pre-receive", "update", "nothing"])
+@pytest.mark.parametrize("refuses", ["update", "nothing"])
 def test_git_refused_push_has_reason(tmp_path: Path, refuses: str) -> None:
     git(tmp_path, "init", "-q", "--bare", "origin.git")
     for name in ("one", "other"):
@@ -50,7 +50,6 @@ def test_git_refused_push_has_reason(tmp_path: Path, refuses: str) -> None:
         hook.write_text("#!/bin/sh\ncase $1 in *heads*) exit 0;; esac\necho ask the owner\nexit 1\n")
         hook.chmod(0o755)
     reasons = {
-        "pre-receive": r"\(pre-receive hook declined\) ask the owner$",
         "update": r"v1 \(hook declined\) ask the owner$",
         "nothing": r"main \(fetch first\)$",
     }
@@ -76,7 +75,6 @@ def test_run_inherits_file_descriptors(tmp_path: Path) -> None:
 def test_environment_has_no_telemetry(tmp_path: Path) -> None:
     env = environment(tmp_path)
     assert env["DO_NOT_TRACK"] == "1" and env["DVC_NO_ANALYTICS"] == "1"
-    assert env["OMP_WAIT_POLICY"] == "passive"
     assert env["PYTHONPATH"].split(os.pathsep)[0] == str(tmp_path / "src")
 
 

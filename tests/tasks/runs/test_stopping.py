@@ -1,11 +1,11 @@
 """However a run ends, its commands end with it, and the next run goes on."""
 
 import contextvars
-import fcntl
 import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -28,15 +28,17 @@ from pathlib import Path
 from abstain_tasks.runs.shell import run
 run(["sh", "-c", sys.argv[1]], Path())
 """
-RETRAIN = """
+RETRAIN_DAG = """
 import sys
 from abstain_tasks.server import prepare_environment
 prepare_environment()
 from abstain_cli import app
 from abstain_flows import retrain
-retrain.publish_validation = retrain.publish_artifacts = lambda workspace: None  # these stages leave nothing to see
+from abstain_tasks.runs.progress import register_observer
+retrain.publish_validation = retrain.publish_artifacts = lambda workspace: None  # of a DAG that leaves nothing to see
 sys.argv = ["abstain", "retrain", "--no-promote"]
-app.main()
+with register_observer(lambda step, says: print(f"{step}: {says}", flush=True)):
+    app.main()
 """
 STAGE = """
 import sys, time
@@ -58,24 +60,21 @@ def list_children(pid: int) -> list[psutil.Process]:
     return psutil.Process(pid).children(recursive=True)
 
 
-def is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def have_ended(processes: list[psutil.Process]) -> bool:
-    return not any(map(is_alive, processes))
-
-
-IGNORING = "trap '' INT TERM; "
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                return False
+    return True
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("number", "first"),
-    [*((number, "") for number in SIGNALS), pytest.param(signal.SIGKILL, IGNORING, marks=pytest.mark.slow)],  # seconds
+    [
+        *((number, "") for number in SIGNALS),
+        pytest.param(signal.SIGKILL, "trap '' INT TERM; ", marks=pytest.mark.slow),
+    ],  # seconds
     ids=[*(number.name for number in SIGNALS), "ignoring"],
 )
 def test_run_ends_with_its_process_and_descendants(number: signal.Signals, first: str, tmp_path: Path) -> None:
@@ -144,7 +143,7 @@ def start_retrain(project: Project) -> subprocess.Popen[str]:
         "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
     }
     return subprocess.Popen(
-        [sys.executable, "-c", RETRAIN],
+        [sys.executable, "-c", RETRAIN_DAG],
         cwd=project.root,
         env=project.environment | settings,
         stdout=subprocess.PIPE,
@@ -153,21 +152,24 @@ def start_retrain(project: Project) -> subprocess.Popen[str]:
     )
 
 
-def is_free(lock: Path) -> bool:
-    with lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-    return True
-
-
 @pytest.mark.slow
-def test_retrain_stopped_leaves_no_stage_and_resumes(project: Project, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "statuses",
+    [
+        {signal.SIGTERM: 143, signal.SIGKILL: -signal.SIGKILL},
+        pytest.param(
+            {signal.SIGINT: 130}, marks=pytest.mark.soak(twin="test_retrain_stopped_leaves_no_stage_and_resumes")
+        ),
+    ],
+    ids=["SIGTERM-SIGKILL", "SIGINT"],
+)
+def test_retrain_stopped_leaves_no_stage_and_resumes(
+    project: Project, tmp_path: Path, statuses: dict[signal.Signals, int]
+) -> None:
     def list_begun() -> list[Path]:
         return [file for name in STAGES if (file := tmp_path / name).exists()]
 
-    for number, status in zip(SIGNALS, (130, 143, -signal.SIGKILL), strict=True):
+    for number, status in statuses.items():
         retrain = start_retrain(project)
         wait_until(lambda: len(list_begun()) == 2)
         started = list_children(retrain.pid)
@@ -175,7 +177,7 @@ def test_retrain_stopped_leaves_no_stage_and_resumes(project: Project, tmp_path:
         retrain.send_signal(number)
         output, _ = retrain.communicate(timeout=SECONDS)
         assert retrain.returncode == status, output
-        wait_until(lambda: have_ended(started) and is_free(project.home / "workspace.lock"))  # noqa: B023
+        wait_until(lambda: have_ended(started))  # noqa: B023
         if number != signal.SIGKILL:
             assert output.splitlines()[-1].startswith("stopped; ") and "Traceback" not in output
         begun = list_begun()

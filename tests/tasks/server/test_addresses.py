@@ -20,11 +20,16 @@ from abstain_tasks.server.addresses import (
 OWN = "http://127.0.0.1:4200"
 
 
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path))
+    return tmp_path
+
+
 @pytest.mark.slow
-def test_server_environment_deletes_old_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_environment_deletes_old_runs() -> None:
     import prefect.settings
 
-    monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path))
     settings = {getattr(prefect.settings, name): value for name, value in make_server_environment(OWN).items()}
     with prefect.settings.temporary_settings(settings):
         vacuum = prefect.settings.get_current_settings().server.services.db_vacuum
@@ -32,37 +37,30 @@ def test_server_environment_deletes_old_runs(tmp_path: Path, monkeypatch: pytest
     assert vacuum.retention_period == timedelta(days=90)
 
 
-def test_make_server_environment_has_key_and_origins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path))
+def test_read_server_key_is_private_and_in_environment(home: Path) -> None:
+    key = read_server_key()
+    assert len(key) == 64 and (home / "server.key").stat().st_mode & 0o777 == 0o600
     environment = make_server_environment(OWN, "http://localhost:4200")
-    assert environment["PREFECT_SERVER_API_AUTH_STRING"] == read_server_key()
+    assert environment["PREFECT_SERVER_API_AUTH_STRING"] == key == read_server_key()
     assert environment["PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS"] == f"{OWN},http://localhost:4200"
 
 
-def test_read_server_key_is_private_and_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path))
-    key = read_server_key()
-    assert len(key) == 64 and (tmp_path / "server.key").stat().st_mode & 0o777 == 0o600
-    assert read_server_key() == key
-
-
-@pytest.mark.parametrize("own", ["", "30", "600"])
-def test_report_to_sets_heartbeat_of_server(own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path))
+@pytest.mark.parametrize("own", ["", "600"])
+def test_report_to_sets_heartbeat_of_server(own: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PREFECT_API_URL", addresses.KEY):
         monkeypatch.setenv(name, "")  # restored at the end
     with socket.socket(socket.AF_UNIX) as supervisor:
-        supervisor.bind(str(tmp_path / "up.sock"))
+        supervisor.bind(str(home / "up.sock"))
         supervisor.listen()
         for expected in ("60", ""):
-            write_json(tmp_path / "up.json", {"server": OWN, "heartbeat": expected})
+            write_json(home / "up.json", {"server": OWN, "heartbeat": expected})
             monkeypatch.setenv(HEARTBEAT, own)
             report_to(OWN)
             assert os.environ.get(HEARTBEAT, "") == expected
 
 
 def test_heartbeat_invalid_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    for bad in ("29", "-60", "45.5", "often"):
+    for bad in ("29", "often"):
         monkeypatch.setenv(HEARTBEAT, bad)
         with pytest.raises(AbstainError, match=f"{HEARTBEAT}: '{bad}'"):
             heartbeat()

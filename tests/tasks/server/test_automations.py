@@ -1,26 +1,26 @@
 """The automations on a real server."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 import pytest
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import DeploymentFilter
+from prefect.client.schemas.objects import FlowRun
+from prefect.events import Event, RelatedResource, Resource
+from prefect.events.schemas.automations import Automation, AutomationCore
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import AwaitingConcurrencySlot, Crashed, Pending, Running, Scheduled
 
 from abstain.config.params import load_params
 from abstain.core.errors import AbstainError
+from abstain_tasks.runs.duplicate_runs import cancel_duplicate_runs
 from abstain_tasks.runs.events import ALARM, DRIFT, INGESTED, REJECTED, REVIEWS
 from abstain_tasks.server import automation_sync
 from abstain_tasks.server.automations import NOTIFY, PREFIX, RETRAIN
 from abstain_tasks.server.webhook import read_stored_url, store_url
 from tests.checkout import ROOT
 from tests.tasks.server.test_server import wait_until
-
-if TYPE_CHECKING:
-    from prefect.client.orchestration import SyncPrefectClient
-    from prefect.client.schemas.objects import FlowRun
-    from prefect.events.schemas.automations import Automation
 
 pytestmark = pytest.mark.slow
 URL = "http://127.0.0.1:9/hook/secret"
@@ -41,22 +41,16 @@ class OnServer:
         return {automation.name: automation for automation in found if automation.name.startswith(PREFIX)}
 
     def emit(self, name: str, resource: str, related: Sequence[dict[str, str]] = (), **payload: str) -> None:
-        from prefect.events import Event, RelatedResource, Resource
-
         about = Resource({"prefect.resource.id": resource})
         event = Event(event=name, resource=about, related=[RelatedResource(one) for one in related], payload=payload)
         self.client.request("POST", "/events", json=[event.model_dump(mode="json")]).raise_for_status()
 
     def runs(self, deployment: str) -> list[FlowRun]:
-        from prefect.client.schemas.filters import DeploymentFilter
-
         own = DeploymentFilter.model_validate({"id": {"any_": [self.client.read_deployment_by_name(deployment).id]}})
         return self.client.read_flow_runs(deployment_filter=own)
 
     def start(self, deployment: str, **parameters: bool) -> FlowRun:
         """Start a run without a process."""
-        from prefect.states import Pending, Running
-
         of = self.client.read_deployment_by_name(deployment).id
         run = self.client.create_flow_run_from_deployment(of, parameters=parameters)
         for state in (Pending(), Running()):
@@ -69,9 +63,6 @@ class OnServer:
 
 @pytest.fixture
 def server(prefect_server: str) -> Iterator[OnServer]:
-    from prefect.client.orchestration import get_client
-    from prefect.settings import PREFECT_API_URL, temporary_settings
-
     with temporary_settings({PREFECT_API_URL: prefect_server}), get_client(sync_client=True) as client:
         found = OnServer(client)
         found.deploy()
@@ -83,8 +74,6 @@ def server(prefect_server: str) -> Iterator[OnServer]:
 
 
 def test_sync_automations_is_idempotent_keeps_switched_off(server: OnServer) -> None:
-    from prefect.events.schemas.automations import AutomationCore
-
     assert automation_sync.sync_automations(True) == "8 created"
     made = server.automations()
     assert automation_sync.sync_automations(True) == "8 unchanged"
@@ -127,8 +116,6 @@ def test_sync_automations_missing_deployment_is_named(server: OnServer) -> None:
 
 
 def test_automations_act_once_per_event(server: OnServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    from prefect.states import Crashed
-
     params = load_params(ROOT / "params.yaml")
     soon = params.monitoring.model_copy(update={"feed_silent_hours": 10 / 3600})
     monkeypatch.setattr(automation_sync, "load_params", lambda _: params.model_copy(update={"monitoring": soon}))
@@ -171,10 +158,6 @@ def test_automations_act_once_per_event(server: OnServer, monkeypatch: pytest.Mo
 
 
 def test_cancel_duplicate_runs_supersedes_waiting_runs(server: OnServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    from prefect.states import AwaitingConcurrencySlot, Scheduled
-
-    from abstain_tasks.runs.duplicate_runs import cancel_duplicate_runs
-
     in_a_minute = datetime.now(UTC) + timedelta(minutes=1)
     deployment = server.client.read_deployment_by_name(RETRAIN).id
 

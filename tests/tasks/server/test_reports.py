@@ -16,16 +16,13 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "a home"
 
 
-def test_write_page_unserved_links_to_file(home: Path) -> None:
+def test_write_page_links_to_file_or_reports_url(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     address = reports.write_page("run-1", "validation", "<p>é</p>")
     file = home / "reports" / "run-1" / "validation.html"
     assert Path(unquote(urlsplit(address).path)) == file
     assert file.read_text(encoding="utf-8") == "<p>é</p>"
     assert reports.write_page("run-1", "validation", "<p>again</p>") == address
     assert file.read_text(encoding="utf-8") == "<p>again</p>"
-
-
-def test_write_page_links_to_reports_url(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ABSTAIN_REPORTS_URL", "https://reports.example.org/abstain/")
     assert reports.write_page("run-1", "ingest", "x") == "https://reports.example.org/abstain/run-1/ingest.html"
 

@@ -1,7 +1,6 @@
 """`make up`, `make down` and the temporary server of a run: no process is left behind."""
 
 import fcntl
-import json
 import os
 import pty
 import re
@@ -26,7 +25,7 @@ from supervisor.childutils import getRPCInterface  # type: ignore[import-untyped
 
 from abstain_tasks.server.addresses import KEY, post
 from abstain_tasks.server.processes import is_responding
-from tests.conftest import MODELS, ROOT, SERVER_KEY, Project, new_project, processes_of
+from tests.conftest import MODELS, ROOT, SERVER_KEY, Project, Up, new_project, processes_of
 from tests.ports import free_port
 from tests.prefect_database import give_tables
 
@@ -50,7 +49,7 @@ def sleeper():
 """
 
 RUN = """
-import sys, time
+import time
 from abstain_tasks.server import prepare_environment, server_for_run
 prepare_environment()
 with server_for_run():
@@ -68,7 +67,7 @@ def steps() -> None:
 
 steps()
 print("ran", flush=True)
-time.sleep(float(sys.argv[1]))
+time.sleep(600)
 """
 
 
@@ -91,20 +90,14 @@ def project(checkout: Project, tmp_path: Path) -> Project:
     return make_project(checkout, tmp_path)
 
 
-def call_server(project: Project, act: str, **ports: str) -> subprocess.CompletedProcess[str]:
-    """Call `python -m abstain_tasks.server up|down`, by default on free ports."""
-    variables = {name: str(free_port()) for name in ("ABSTAIN_UI_PORT", "ABSTAIN_GATE_PORT")} | ports
-    settings = [f"{name}={port}" for name, port in variables.items()]
-    return project.command(["env", *settings, sys.executable, "-m", "abstain_tasks.server", act])
-
-
-def run_up_in_terminal(project: Project, **settings: int) -> str:
+def run_up_in_terminal(up: Up) -> str:
     """Run `make up` in a terminal that is closed afterwards, and return what it printed."""
+    ports = {"ABSTAIN_UI_PORT": up.ui, "ABSTAIN_REPORTS_PORT": up.reports, "ABSTAIN_GATE_PORT": up.gate}
     terminal, inside = pty.openpty()
     shell = subprocess.Popen(
         ["sh", "-c", f"{sys.executable} -m abstain_tasks.server up; echo ended with $?.; exec sleep 600"],
-        cwd=project.root,
-        env=project.environment | {name: str(port) for name, port in settings.items()},
+        cwd=up.project.root,
+        env=up.project.environment | {name: str(port) for name, port in ports.items()},
         stdin=inside,
         stdout=inside,
         stderr=inside,
@@ -123,7 +116,6 @@ def run_up_in_terminal(project: Project, **settings: int) -> str:
 
 
 def find_process(project: Project, *words: str) -> psutil.Process:
-    """Find the process of the project whose command has these words."""
     matching = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
@@ -165,16 +157,13 @@ def require_key_and_origin(api: str, *origins: str) -> None:
 
 
 @dataclass(frozen=True)
-class Served:
+class Served(Up):
     """A project after `make up` in a terminal that is closed."""
 
-    project: Project
-    printed: str
-    api: str
-    gate: str
+    printed: str = ""
 
     @property
-    def ui(self) -> str:
+    def address(self) -> str:
         return self.api.removesuffix("/api")
 
     def sleeps(self) -> bool:
@@ -191,41 +180,33 @@ def served(checkout: Project, tmp_path_factory: pytest.TempPathFactory) -> Itera
         file.write(deployment)
     project.git("add", "--all")
     project.git("commit", "-qm", "A flow that sleeps")
+    up = Served(project, free_port(), free_port(), free_port())
     try:
-        printed = run_up_in_terminal(project, ABSTAIN_UI_PORT=free_port(), ABSTAIN_GATE_PORT=free_port())
-        api, gate = re.search(r"PREFECT_API_URL=(\S+) ", printed), re.search(r"^gate +(\S+)$", printed, re.MULTILINE)
-        assert api and gate, printed
-        yield Served(project, printed, api[1], gate[1])
+        yield replace(up, printed=run_up_in_terminal(up))
     finally:
         if processes_of(project):
-            call_server(project, "down")
+            up.call("down")
 
 
 def test_up_serves_deployments_to_holders_of_key(served: Served) -> None:
     assert f"(log in with the text of {served.project.home / 'server.key'})\n" in served.printed
     for deployment in ("retrain/nightly", "ingest/hourly", "monitor/daily", "retention/weekly", "extract/gpu"):
         assert deployment in served.printed
-    assert "nothing is live" in httpx.get(served.gate, timeout=30).text
+    gate = f"http://127.0.0.1:{served.gate}"
+    assert f"\ngate         {gate}\n" in served.printed and "nothing is live" in httpx.get(gate, timeout=30).text
     # A browser asks this server, not the one at port 4200.
-    assert httpx.get(f"{served.ui}/ui-settings").json()["api_url"] == served.api
-    require_key_and_origin(served.api, served.ui, served.ui.replace("127.0.0.1", "localhost"))
+    assert httpx.get(f"{served.address}/ui-settings").json()["api_url"] == served.api
+    require_key_and_origin(served.api, served.address, served.address.replace("127.0.0.1", "localhost"))
     assert (served.project.home / "up.sock").stat().st_mode & 0o777 == 0o700
 
 
 def test_up_again_starts_what_is_missing(served: Served) -> None:
-    again = call_server(served.project, "up")
-    assert again.returncode == 0 and again.stdout.startswith(f"already up: {served.ui}\n"), again
     supervisor = getRPCInterface({"SUPERVISOR_SERVER_URL": f"unix://{served.project.home}/up.sock"}).supervisor
     for program in ("work:gate", "work:worker"):
         supervisor.stopProcess(program)
-    again = call_server(served.project, "up")
-    assert again.stdout.startswith(f"started gate, worker, deployments: {served.ui}\n"), again
-    assert is_responding(f"{served.gate}/healthz")
-    note = json.loads((served.project.home / "up.json").read_text())
-    assert note.pop("deployed")  # as where it was cut off after the worker had started
-    (served.project.home / "up.json").write_text(json.dumps(note))
-    again = call_server(served.project, "up")
-    assert again.stdout.startswith(f"started deployments: {served.ui}\n"), again
+    again = served.call("up")
+    assert again.stdout.startswith(f"started gate, worker, deployments: {served.address}\n"), again
+    assert is_responding(f"http://127.0.0.1:{served.gate}/healthz")
     killed = find_process(served.project, "server", "start")
     killed.kill()
     wait_until(lambda: not killed.is_running() and is_responding(f"{served.api}/health"), 15)
@@ -248,11 +229,11 @@ def test_down_after_killed_worker_leaves_nothing(served: Served) -> None:
     post(f"{served.api}/deployments/{run['deployment_id']}/create_flow_run", {})
     wait_until(served.sleeps, 90)
     find_process(project, "worker", "start").kill()  # which leaves its run to itself
-    down = call_server(project, "down")
+    down = served.call("down")
     assert down.returncode == 0 and down.stdout == "stopped\n", down.stdout + down.stderr
     assert processes_of(project) == [] and not list(project.home.glob("up.*"))
     assert sorted(read_states(project, "sleeper")) == ["CANCELLED", "CRASHED"]
-    assert call_server(project, "down").stdout == "nothing is up\n"
+    assert served.call("down").stdout == "nothing is up\n"
 
 
 def test_server_commands_fail_in_one_line(project: Project) -> None:
@@ -263,27 +244,23 @@ def test_server_commands_fail_in_one_line(project: Project) -> None:
     worker = project.command([sys.executable, "-m", "abstain_tasks.server", "worker"])
     assert "set PREFECT_API_URL" in read_error(worker)
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        for variable in ("ABSTAIN_UI_PORT", "ABSTAIN_GATE_PORT"):
-            error = read_error(call_server(project, "up", **{variable: port}))
-            assert f"port {port} is in use" in error and f"{variable}=" in error
+        port, others = taken.getsockname()[1], (free_port(), free_port())
+        for variable, up in (("UI", Up(project, port, *others)), ("GATE", Up(project, *others, port))):
+            error = read_error(up.call("up"))
+            assert f"port {port} is in use" in error and f"ABSTAIN_{variable}_PORT=" in error
 
 
-def test_temporary_server_stores_run_and_ends(project: Project) -> None:
-    done = project.command(["python", "-c", RUN, "0"])
-    assert done.returncode == 0 and "ran" in done.stdout, done.stdout + done.stderr
-    assert processes_of(project) == []
-    assert read_states(project, "steps") == ["COMPLETED"]
-    with sqlite3.connect(project.home / "prefect" / "prefect.db") as database:
-        assert list(database.execute("select state_type, count(*) from task_run")) == [("COMPLETED", 5)]
-
-
-def test_temporary_server_dies_with_killed_run(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = project.start([sys.executable, "-c", RUN, "600"], stderr=subprocess.DEVNULL)
+def test_temporary_server_stores_run_and_dies_with_killed_one(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = project.start([sys.executable, "-c", RUN], stderr=subprocess.DEVNULL)
     assert run.stdout is not None
     address = run.stdout.readline().strip()
     assert run.stdout.readline() == "ran\n"
     assert httpx.get(f"{address}/health").status_code == 200
+    wait_until(lambda: read_states(project, "steps") == ["COMPLETED"])
+    with sqlite3.connect(project.home / "prefect" / "prefect.db") as database:
+        assert list(database.execute("select state_type, count(*) from task_run")) == [("COMPLETED", 5)]
     monkeypatch.setenv(KEY, (project.home / "server.key").read_text().strip())
     require_key_and_origin(address, address.removesuffix("/api"))
     os.kill(run.pid, signal.SIGKILL)
@@ -292,12 +269,11 @@ def test_temporary_server_dies_with_killed_run(project: Project, monkeypatch: py
 
 
 def test_require_key_other_server_names_variable(prefect_server: str, project: Project) -> None:
-    for key in ("", "of another home"):
+    for key, command in (("", ["abstain_cli.app", "ingest"]), ("of another home", ["abstain_tasks.server", "worker"])):
         environment = ["env", f"PREFECT_API_URL={prefect_server}", f"{KEY}={key}"]
-        for command in (["-m", "abstain_cli.app", "ingest"], ["-m", "abstain_tasks.server", "worker"]):
-            done = project.command([*environment, sys.executable, *command])
-            assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1, done
-            assert prefect_server in done.stderr and KEY in done.stderr
+        done = project.command([*environment, sys.executable, "-m", *command])
+        assert done.returncode == 1 and done.stdout == "" and done.stderr.count("\n") == 1, done
+        assert prefect_server in done.stderr and KEY in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -313,8 +289,8 @@ def test_compose_services_require_key_of_home(project: Project, tmp_path: Path, 
     start = ["env", path, *declared["entrypoint"].split(), declared["command"][0].replace("$$", "$")]
     done = project.command(start)
     assert done.stdout == f"prefect has {(project.home / 'server.key').read_text().strip()}\n", done.stderr
-    (project.home / "server.key").write_text("damaged")
-    damaged = project.command(start)
-    assert damaged.stdout == "" and "server.key holds no key" in damaged.stderr and damaged.returncode != 0
     if service == "server":
+        (project.home / "server.key").write_text("damaged")
+        damaged = project.command(start)
+        assert damaged.stdout == "" and "server.key holds no key" in damaged.stderr and damaged.returncode != 0
         assert "*" not in declared["environment"]["PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS"]

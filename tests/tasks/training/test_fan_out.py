@@ -7,9 +7,10 @@ import multiprocessing
 import os
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,9 +25,12 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.prompts import Segment
 from abstain.llm.engine.requests import HiddenStates, Request
-from abstain.llm.features.shard_job import JobStats, LocalRunner, ShardJob
+from abstain.llm.features.shard_job import JobStats, LocalRunner, ShardJob, compute_shard
+from abstain_flows import retrain
 from abstain_tasks.runs.stopping import Stopped, stop_threads_on_error
+from abstain_tasks.runs.workspace import Workspace
 from abstain_tasks.training.fan_out import make_runner, shards
+from tests.llm.builders import save_tiny_model
 
 pytestmark = pytest.mark.heavy
 
@@ -70,12 +74,7 @@ Serve = Callable[..., tuple[Server, shards.DistributedRunner]]
 def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
     def build(*outcomes: State, workers: int = 1) -> tuple[Server, shards.DistributedRunner]:
         server = Server(tmp_path, *outcomes)
-
-        @contextmanager
-        def client(**_: Any) -> Iterator[Server]:
-            yield server
-
-        monkeypatch.setattr(shards, "get_client", client)
+        monkeypatch.setattr(shards, "get_client", lambda **_: nullcontext(server))
         monkeypatch.setattr(shards, "run_deployment", server.run_deployment)
         settings = Settings(home=tmp_path, features_url=str(tmp_path), runner="prefect", workers=workers)
         return server, shards.DistributedRunner(settings)
@@ -93,6 +92,13 @@ def make_job(number: int) -> ShardJob:
 
 def make_jobs(count: int) -> list[ShardJob]:
     return [make_job(number) for number in range(count)]
+
+
+def test_compute_shard_of_other_revision_raises(tmp_path: Path) -> None:
+    job = replace(make_job(0), model=str(save_tiny_model(tmp_path / "tiny-bank")), revision="tiny-bank@0")
+    with pytest.raises(AbstainError, match="the shard wants tiny-bank@0") as error:
+        compute_shard(job, Settings(home=tmp_path, device="cpu", dtype="float32"))
+    assert error.value.code is Code.VERSION_MISMATCH
 
 
 def test_make_runner_local_creates_nothing(tmp_path: Path) -> None:
@@ -202,6 +208,39 @@ def test_distributed_runner_waiting_is_stopped(serve: Serve) -> None:
         with pytest.raises(Stopped):
             at_work.result(100)
     assert list(server.jobs.iterdir()) == []
+
+
+def test_run_dag_fans_out_before_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    submitted: list[tuple[str, list[str]]] = []
+
+    def make_step(kind: str, outcome: Callable[[], None] = lambda: None) -> SimpleNamespace:
+        def submit(_: Workspace, stage: str, wait_for: list[SimpleNamespace], **options: bool) -> SimpleNamespace:
+            submitted.append((f"{kind} {stage}", [future.name for future in wait_for]))
+            state = SimpleNamespace(result=outcome)
+            return SimpleNamespace(name=f"{kind} {stage}", state=state, result=lambda: stage)
+
+        return SimpleNamespace(submit=submit)
+
+    def fail() -> None:
+        raise AbstainError(Code.NO_SERVICE, "no worker")
+
+    graph = {"dataset": set[str](), "features": {"dataset"}, "report": {"features"}}
+    monkeypatch.setenv("ABSTAIN_RUNNER", "prefect")
+    monkeypatch.setattr(retrain, "read_graph", lambda _: graph)
+    monkeypatch.setattr(retrain, "find_stale", lambda *_: dict.fromkeys(graph, True))
+    monkeypatch.setattr(retrain, "wait", lambda _: None)
+    monkeypatch.setattr(retrain, "run_stage", make_step("stage"))
+    monkeypatch.setattr(retrain, "fan_out", make_step("fan_out"))
+    assert retrain.run_dag(Workspace(tmp_path, 0)) == ["dataset", "features", "report"]
+    assert submitted == [
+        ("stage dataset", []),
+        ("fan_out features", ["stage dataset"]),
+        ("stage features", ["stage dataset", "fan_out features"]),
+        ("stage report", ["stage features"]),
+    ]
+    monkeypatch.setattr(retrain, "fan_out", make_step("fan_out", fail))
+    with pytest.raises(AbstainError, match="no worker"):
+        retrain.run_dag(Workspace(tmp_path, 0))
 
 
 @pytest.mark.parametrize(

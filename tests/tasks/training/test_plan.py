@@ -1,7 +1,7 @@
-"""The plan of a retrain, with real git and a stub of DVC."""
+"""The plan of a retrain and its stages as tasks, with real git and a stub of DVC."""
 
 import json
-import subprocess
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,11 +12,10 @@ import yaml
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain_cli import app as cli
 from abstain_cli.plan import format_plan
 from abstain_tasks.runs.shell import git
 from abstain_tasks.runs.workspace import Workspace
-from abstain_tasks.training import retrain_cost
+from abstain_tasks.training import pipeline, retrain_cost
 from abstain_tasks.training.plan import (
     AFTER,
     BASE_MODEL_STAGES,
@@ -29,9 +28,9 @@ from abstain_tasks.training.plan import (
     summarize_reasons,
 )
 from abstain_tasks.training.retrain_cost import RetrainCost
-from abstain_tasks.training.stage_times import BaseModelUsage, record_run
+from abstain_tasks.training.site_choice import should_choose_site
+from abstain_tasks.training.stage_times import MIN_TOKENS, BaseModelUsage, estimate_seconds, record_run
 from tests.checkout import SHIPPED
-from tests.conftest import new_project
 from tests.test_dependencies import STAGES, find_closure
 
 DAG = 'strict digraph {\n"data.dvc";\n"dataset";\n"features";\n"report";\n"dataset" -> "features";\n"features" -> "report";\n}'
@@ -47,10 +46,14 @@ class Recorded(Workspace):
         return DAG if arguments[0] == "dag" else json.dumps(self.changed)
 
 
-@pytest.fixture
-def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Commit requirements.lock, and `lock` as the stages of dvc.lock; None leaves a file as it was."""
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Callable[..., None]:
+    """Commit requirements.lock, and `lock` as the stages of dvc.lock; None leaves a file as it was."""
     git(tmp_path, "init", "-q", "--initial-branch=main")
 
     def commit(requirements: str | None = None, lock: dict[str, str] | None = None) -> None:
@@ -155,7 +158,6 @@ def params(*keys: str) -> dict[str, Any]:
         ([deps(**{"data/interactions": "modified", "data/reviews": "modified"})], "data changed"),
         ([deps(**{"src/abstain/core": "modified"}), params("probe.seed")], "code and parameters changed"),
         ([params("probe.seed")], "parameter probe.seed changed"),
-        ([params("probe.seed", "probe.architectures")], "parameters changed"),
         (
             ["changed command", deps(**{"data/x": "new", "src/y": "new"}), params("llm")],
             "command, data and code changed",
@@ -210,37 +212,72 @@ def test_find_stages_with_other_requirements_after_merge(tmp_path: Path, reposit
     assert find_stages_with_other_requirements(Recorded(tmp_path, 0)) == {"dataset"}
 
 
-@pytest.fixture
-def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The commands that are started in a new project, by this process; DVC's are answered at once."""
-    project = new_project(tmp_path)
-    monkeypatch.chdir(project.root)
-    for key, value in project.environment.items():
-        monkeypatch.setenv(key, value)
-    started: list[list[str]] = []
-    start = subprocess.Popen
-
-    def popen(command: list[str], *arguments: Any, **options: Any) -> Any:
-        own = list(command[command.index("dvc") :] if "dvc" in command else command)  # without its supervisor
-        started.append(own)
-        if own[0] == "dvc":
-            answer = {"dag": DAG, "status": "{}"}.get(own[1], "")
-            command = ["printf", "%s", answer]
-        return start(command, *arguments, **options)
-
-    monkeypatch.setattr(subprocess, "Popen", popen)
-    return started
+@pytest.mark.parametrize(("force", "options"), [(False, []), (True, ["--force"])])
+def test_run_stage_force_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool, options: list[str]
+) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(pipeline, "get_run_logger", lambda: logging.getLogger())
+    monkeypatch.setattr(pipeline, "run", lambda command, *_, **__: commands.append(command) or "Running stage")
+    result = pipeline.run_stage.fn(Workspace(tmp_path, 0), "dataset", force=force)
+    assert commands == [["dvc", "--wait-for-lock", "repro", "--single-item", *options, "dataset"]]
+    assert result.status == "ran"
 
 
-@pytest.mark.heavy
-def test_plan_and_status_start_few_processes(commands: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
-    cli.plan.plan()  # makes the origin and the workspace
-    commands.clear()
-    cli.plan.plan()
-    assert [command[1] for command in commands if command[0] == "dvc"] == ["checkout", "dag", "status"]
-    assert len(commands) <= 40 and {command[0] for command in commands} == {"dvc", "git"}
-    assert "report            cached  nothing changed" in capsys.readouterr().out
-    commands.clear()
-    cli.status()
-    assert {command[0] for command in commands} == {"git"} and len(commands) <= 12
-    assert "nothing is in production yet" in capsys.readouterr().out
+def test_run_stage_cached_starts_no_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline, "run", lambda command, *_, **__: pytest.fail(f"started {command}"))
+    result = pipeline.run_stage.fn(Workspace(tmp_path, 0), "dataset", is_stale=False)
+    assert result.status == "cached"
+
+
+def test_run_stage_records_tokens_and_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "params.yaml").write_text(SHIPPED["params.yaml"])
+    recorded: list[tuple[str, float, BaseModelUsage | None]] = []
+
+    def run(command: list[str], folder: Path, on_line: Callable[[str], None], **_: object) -> str:
+        for line in (
+            "perturbing contexts: 7 tokens were run for passes of 9",
+            "reading answers under B_c, N_c and P_c: 20000 tokens were run for passes of 30000",
+        ):
+            on_line(line)
+        return "Running stage"
+
+    monkeypatch.setattr(pipeline, "get_run_logger", lambda: logging.getLogger())
+    monkeypatch.setattr(pipeline, "run", run)
+    monkeypatch.setattr(pipeline, "record_run", lambda *run: recorded.append(run))
+    pipeline.run_stage.fn(Workspace(tmp_path, 0), "nll_features")
+    ((stage, seconds, reading),) = recorded
+    assert stage == "nll_features" and reading is not None
+    assert (reading.model, reading.tokens) == ("smollm2-135m-instruct", 20000) and reading.seconds <= seconds
+
+
+def test_estimate_seconds_never_run_is_none() -> None:
+    assert estimate_seconds("features", "m", 100) is None
+    record_run("report", 4.0, None)
+    assert estimate_seconds("report", "m", 0) == pytest.approx(4.0)
+    assert estimate_seconds("report", "m", 100) is None
+
+
+def test_estimate_seconds_grows_with_tokens_few_keep_speed() -> None:
+    record_run("features", 60.0, BaseModelUsage("m", MIN_TOKENS, 50.0))
+    assert estimate_seconds("features", "m", 2 * MIN_TOKENS) == pytest.approx(110.0)
+    assert estimate_seconds("features", "m", 0) == pytest.approx(10.0)
+    assert estimate_seconds("features", "another", MIN_TOKENS) is None
+    record_run("features", 20.0, BaseModelUsage("m", MIN_TOKENS - 1, 15.0))
+    assert estimate_seconds("features", "m", MIN_TOKENS) == pytest.approx(70.0)
+
+
+@pytest.mark.parametrize(
+    ("decided", "own", "wanted"),
+    [
+        ("auto", None, True),
+        ("20", None, False),
+        ("auto", "llm: {layer: 4}", False),
+        ("20", "llm: {layer: auto}", True),
+    ],
+)
+def test_should_choose_site_only_for_auto_layer(tmp_path: Path, decided: str, own: str | None, wanted: bool) -> None:
+    text = SHIPPED["params.yaml"].replace("  layer: 20 ", f"  layer: {decided} ")
+    (tmp_path / "params.yaml").write_text(text)
+    (tmp_path / "own.yaml").write_text(own or "")
+    assert should_choose_site(Workspace(tmp_path, 0), tmp_path / "own.yaml" if own else None) is wanted
