@@ -106,7 +106,7 @@ def test_many_kills_lose_no_acknowledged_decision(folder: Path, settings: Settin
             file.unlink()
 
 
-@pytest.mark.slow
+@pytest.mark.soak(twin="test_kill_loses_no_acknowledged_decision")
 def test_terminate_answers_begun_requests(folder: Path, settings: Settings) -> None:
     failed = end_under_load(folder, settings, signal.SIGTERM, 0).failed
     assert all("Connect" in error or "disconnected" in error for error in failed), failed[:3]
