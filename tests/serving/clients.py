@@ -32,13 +32,11 @@ class GateClient(TestClient):
         """The decision on `ASKED` with these changes."""
         response = self.post("/v1/gate", json={**ASKED, **changes})
         assert response.status_code == 200, response.text
-        decision: dict[str, Any] = response.json()
-        return decision
+        return response.json()
 
     def count_decisions(self) -> dict[str, int]:
         """How many decisions of each kind the log holds, but for kinds without any."""
-        counts = queries.count_decisions(self.service.log.database)
-        return {kind: number for kind, number in counts.items() if number}
+        return {kind: count for kind, count in queries.count_decisions(self.service.log.database).items() if count}
 
     def read_decision(self, interaction_id: str) -> queries.DecisionDetails:
         details = queries.get_decision(self.service.log.database, interaction_id)
@@ -49,8 +47,7 @@ class GateClient(TestClient):
         return self.get("/metrics").text
 
     def read_version(self) -> dict[str, Any]:
-        version: dict[str, Any] = self.get("/v1/version").json()
-        return version
+        return self.get("/v1/version").json()
 
 
 def bearer(key: str) -> dict[str, str]:

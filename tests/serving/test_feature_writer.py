@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -68,9 +69,7 @@ def test_feature_writer_writes_so_many_a_day(decide: Decide) -> None:
 
 
 def test_feature_writer_without_queue_or_log_costs_no_decision(decide: Decide, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: Sequence[str]) -> Mapping[str, Interaction]:
-        raise AbstainError(Code.NO_SERVICE, "the log is away")
-
+    fail = Mock(side_effect=AbstainError(Code.NO_SERVICE, "the log is away"))
     monkeypatch.setattr(feature_writer, "MAX_QUEUED", 3)
     writer, rows = FeatureCacheWriter(fail, 100), requests()[1:]
     decide(writer, rows)

@@ -1,40 +1,49 @@
+from pathlib import Path
+
 import pytest
 import torch
 
 import abstain
+from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.contracts import Context
 from abstain.core.errors import AbstainError
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.llm.engine.prompts import Layout
-from abstain.serving.gate import Gate, make_interaction
-from tests.serving.builders import GUARANTEE, MISSING_GUARANTEE
-from tests.serving.conftest import Open, OpenGate
+from abstain.serving import explanation as module
+from abstain.serving.gate import DecisionInput, Gate, make_interaction
+from tests.serving.builders import MISSING_GUARANTEE
+from tests.serving.conftest import OpenGate
+from tests.serving.status_page.builders import fused_release
 
 TEXTS = ("What is the fee?", ["The fee is 5."], "5")
 
 
-def test_gate_decides_as_the_predictor_does(open_gate: OpenGate, opened: Open) -> None:
-    gate = open_gate()
+def test_gate_decides_as_the_predictor_does(gate: Gate) -> None:
     decision = gate.decide(*TEXTS, interaction_id="i-1")
-    (expected,) = opened(guarantee=GUARANTEE).decide_interactions([make_interaction(*TEXTS)])
+    (expected,) = gate.predictor.decide_interactions([make_interaction(*TEXTS)])
     assert decision.confidence == pytest.approx(expected.confidence, abs=1e-6)
     assert (decision.decision, decision.show) == (expected.decision, expected.show)
     assert decision.interaction_id == "i-1" and decision.components == ("probe",) and decision.forward_tokens > 0
+    chunk = Context(chunk_id="fees#1", text="The fee is 5.")
+    assert gate.decide("What is the fee?", [chunk], "5").confidence == pytest.approx(decision.confidence)
+    response = {"choices": [{"logprobs": {"content": [{"token": "no", "logprob": -0.1}]}}]}
+    with pytest.raises(AbstainError) as error:
+        gate.decide(*TEXTS, response=response)  # log-probabilities of another answer
+    assert error.value.code is Code.STATES_MISMATCH
 
 
-def test_gate_states_give_the_same_and_cost_nothing(open_gate: OpenGate) -> None:
-    gate = open_gate()
+def test_gate_states_give_the_same_and_cost_nothing(gate: Gate) -> None:
     ((states,),) = gate.predictor.reader.read([make_interaction(*TEXTS)]).batch.features.values()
     assert states is not None
     engine = gate.predictor.source.load_engine()
     before = engine.stats.pass_tokens
     decision = gate.decide(states=states.float(), interaction_id="i-2")
-    assert decision.confidence == pytest.approx(gate.decide(*TEXTS).confidence, abs=1e-5)
     assert decision.forward_tokens == 0 and decision.interaction_id == "i-2"
     both = gate.decide(*TEXTS, states=torch.zeros_like(states.float()))
     assert both.confidence == pytest.approx(0.5) and both.forward_tokens == 0, "what was given is not read again"
-    assert engine.stats.pass_tokens > before, "only the decision by texts was read"
+    assert engine.stats.pass_tokens == before
+    assert decision.confidence == pytest.approx(gate.decide(*TEXTS).confidence, abs=1e-5)
 
 
 def test_gate_unavailable_is_withheld_unless_set(open_gate: OpenGate) -> None:
@@ -58,20 +67,41 @@ def test_is_context_missing_where_the_prompt_takes_them(gate: Gate, monkeypatch:
     assert not gate.is_context_missing(row, allow_no_context=False)
 
 
-def test_gate_contexts_are_texts_or_chunks(open_gate: OpenGate) -> None:
-    gate = open_gate()
-    chunk = Context(chunk_id="fees#1", text="The fee is 5.")
-    assert gate.decide("What is the fee?", [chunk], "5").confidence == pytest.approx(gate.decide(*TEXTS).confidence)
-
-
-def test_gate_rejects_log_probs_of_another_answer(open_gate: OpenGate) -> None:
-    response = {"choices": [{"logprobs": {"content": [{"token": "no", "logprob": -0.1}]}}]}
-    with pytest.raises(AbstainError) as error:
-        open_gate().decide(*TEXTS, response=response)
-    assert error.value.code is Code.STATES_MISMATCH
-
-
 def test_package_exports_its_public_names() -> None:
     names = [getattr(abstain, name).__name__.replace(metrics.__name__, "metrics") for name in abstain.__all__]
     assert names == abstain.__all__
     assert abstain.Gate is Gate and not hasattr(abstain, "Predictor")
+
+
+@pytest.fixture
+def fused_gate(model: Path, settings: Settings, tmp_path: Path) -> Gate:
+    return Gate.open(fused_release(tmp_path / "bundle", model, settings), settings)
+
+
+@pytest.mark.parametrize("answer", ["None.", "é\u0301 😀 שלום", "a  b\n\nc", "<|im_end|>", "x" * 300])
+def test_explain_splits_the_answer_with_its_likelihood(fused_gate: Gate, answer: str) -> None:
+    row = make_interaction("What is the fee?", ["There is none."], answer)
+    found = fused_gate.explain(row)
+    (decided,) = fused_gate.decide_all([DecisionInput(row.interaction_id, row)])
+    assert found.decision == decided and found.scores.keys() == {"min_log_prob", "probe"}
+    assert "".join(piece.text for piece in found.tokens) == row.answer
+    assert all(piece.text for piece in found.tokens), "tokens that make one character are one piece"
+    source = next(source for source in fused_gate.predictor.reader.sources if isinstance(source.operation, module.NLL))
+    (surprise,) = fused_gate.predictor.reader.read([row]).batch.features[source.feature_request]
+    assert surprise is not None
+    total = sum(piece.log_probability for piece in found.tokens)
+    assert total == pytest.approx(-float(surprise[:-1, 0].sum()), abs=1e-3), "without the EOS after it"
+
+
+def test_explain_a_probe_has_its_own_score_alone(gate: Gate) -> None:
+    found = gate.explain(make_interaction("What?", ["That."], "This."))
+    assert found.scores == {gate.predictor.scorer.name: pytest.approx(found.decision.confidence)}
+    assert found.tokens == [], "the probe reads states, not how likely tokens are"
+
+
+def test_explain_unread_answer_has_no_scores(fused_gate: Gate) -> None:
+    too_long = fused_gate.explain(make_interaction("What?", ["That."], "x" * 2000))
+    assert too_long.decision.decision == "abstain" and too_long.decision.reason and not too_long.scores
+    without = fused_gate.explain(make_interaction("What?", [], "This."))
+    assert without.decision.decision == "unavailable" and without.decision.reason and not without.scores
+    assert fused_gate.explain(make_interaction("What?", [], "This."), allow_no_context=True).scores

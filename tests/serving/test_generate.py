@@ -14,6 +14,7 @@ from abstain.serving import generate
 from abstain.serving.gate import NO_CONTEXT_REASON, Gate
 from abstain.serving.generate import EMPTY_ANSWER_REASON, explain_no_room, generate_answers
 from abstain.serving.request_files import make_interaction_from_texts, make_question_from_texts, read_questions
+from tests.factories import write_lines
 from tests.serving.conftest import OpenGate
 
 ASK = Generate(max_new_tokens=8)
@@ -33,24 +34,21 @@ def score_afterwards(gate: Gate, question: Question, text: str) -> float | None:
     return decision.confidence
 
 
-def test_generate_answers_scores_without_another_pass(gate: Gate) -> None:
+@pytest.mark.parametrize("includes_eos", ["true", "false"])
+def test_generate_answers_scores_without_another_pass(open_gate: OpenGate, includes_eos: str) -> None:
+    gate, other = (
+        open_gate(includes_eos=value) for value in (includes_eos, "true" if includes_eos == "false" else "false")
+    )
     engine = gate.predictor.source.load_engine()
     found = generate_answers(gate, questions(), ASK)
     before = engine.stats.pass_tokens
     assert [one.decision.interaction_id for one in found] == ["q-1", "q-2", "q-3", "q-4"]
     for question, one in zip(questions(), found, strict=True):
         assert one.decision.confidence == pytest.approx(score_afterwards(gate, question, one.text), abs=1e-6)
+        assert one.decision.confidence != pytest.approx(score_afterwards(other, question, one.text), abs=1e-6)
         shown = (one.decision.confidence or 0) >= one.decision.threshold
         assert one.decision.decision == ("show" if shown else "abstain")
     assert engine.stats.pass_tokens > before  # scoring afterwards is what reads them a second time
-
-
-def test_generate_answers_without_eos_scores_the_answer_alone(open_gate: OpenGate) -> None:
-    gate, with_eos = open_gate(includes_eos="false"), open_gate()
-    assert not gate.predictor.scorer.llm.includes_eos and with_eos.predictor.scorer.llm.includes_eos
-    for question, one in zip(questions(), generate_answers(gate, questions(), ASK), strict=True):
-        assert one.decision.confidence == pytest.approx(score_afterwards(gate, question, one.text), abs=1e-6)
-        assert one.decision.confidence != pytest.approx(score_afterwards(with_eos, question, one.text), abs=1e-6)
 
 
 @pytest.fixture
@@ -86,56 +84,40 @@ def test_generate_answers_abstains_from_an_empty_answer(gate: Gate, spoil: Calla
     answers = generate_answers(gate, questions()[:3], ASK)
     assert [answer.decision.reason for answer in answers] == [None, EMPTY_ANSWER_REASON, None]
     assert (answers[1].text, answers[1].decision.decision, answers[1].decision.confidence) == ("", "abstain", None)
-
-
-def test_generate_answers_names_the_question_not_finite(gate: Gate, spoil: Callable[..., None]) -> None:
     spoil(lambda answer: {"states": answer.states * float("inf")})
     with pytest.raises(AbstainError, match="interaction q-1: "):
         generate_answers(gate, questions()[:1], ASK)
 
 
-def test_generate_answers_abstains_from_a_too_long_question(gate: Gate) -> None:
-    long = Question(interaction_id="long", question="x" * 600, contexts=(Context(chunk_id="d#1", text="c"),))
-    found = generate_answers(gate, [long, questions()[0]], ASK)
-    assert found[0].text == "" and found[0].decision.decision == "abstain"
-    assert found[0].decision.reason is not None and found[0].decision.reason.code is Code.TOO_LONG
-    assert found[1].decision.confidence is not None
-
-
 def test_generate_answers_without_context_where_allowed(gate: Gate) -> None:
     bare = Question(interaction_id="bare", question="Why?", contexts=())
-    asked = [questions()[0], bare, questions()[1]]
+    long = questions()[2].model_copy(update={"question": "x" * 600})
+    asked = [questions()[0], bare, questions()[1], long]
     found = generate_answers(gate, asked, ASK)
-    assert [one.decision.decision == "unavailable" for one in found] == [False, True, False]
+    assert [one.decision.decision == "unavailable" for one in found] == [False, True, False, False]
     assert (found[1].text, found[1].decision.confidence) == ("", None)
     assert found[1].decision.reason == NO_CONTEXT_REASON
+    assert (found[3].text, found[3].decision.decision, found[3].decision.reason.code) == ("", "abstain", Code.TOO_LONG)
     meant = generate_answers(gate, asked, ASK, allow_no_context=True)
     assert meant[1].text and meant[1].decision.decision in ("show", "abstain")
     for at in (0, 2):  # in another batch, so to the last bits only nearly
         (one, other), (first, second) = (meant[at].decision, found[at].decision), (meant[at].text, found[at].text)
         assert first == second and one.decision == other.decision
         assert one.confidence == pytest.approx(other.confidence, rel=1e-5)
-
-
-def test_explain_no_room_for_an_answer(gate: Gate) -> None:
-    assert explain_no_room(gate.predictor, ASK) == ""
+    assert explain_no_room(gate.predictor, ASK) == "" and generate_answers(gate, [], ASK) == []
     assert "512" in explain_no_room(gate.predictor, Generate(max_new_tokens=512))
-    assert generate_answers(gate, [], ASK) == []
 
 
 def test_read_questions_of_lines_and_flags(tmp_path: Path) -> None:
-    file = tmp_path / "questions.jsonl"
-    file.write_text("".join(one.model_dump_json() + "\n" for one in questions()), encoding="utf-8")
+    file = write_lines(tmp_path / "questions.jsonl", *(one.model_dump_json() for one in questions()))
     assert read_questions(file) == questions()
     assert make_question_from_texts("Why?", ["one"]).contexts[0].text == "one"
     with pytest.raises(AbstainError, match="question: "):
         make_question_from_texts("", [])
-    file.write_text('{"interaction_id": "a", "question": "b", "question": "c", "contexts": []}\n', encoding="utf-8")
-    with pytest.raises(AbstainError, match=r"questions.jsonl line 1: question: "):
-        read_questions(file)
-    file.write_text('{"interaction_id": "a", "question": "b"}\n', encoding="utf-8")
-    with pytest.raises(AbstainError, match=r"questions.jsonl line 1: contexts: "):
-        read_questions(file)
+    for field, more in (("question", ', "question": "c", "contexts": []'), ("contexts", "")):
+        write_lines(file, f'{{"interaction_id": "a", "question": "b"{more}}}')
+        with pytest.raises(AbstainError, match=rf"questions.jsonl line 1: {field}: "):
+            read_questions(file)
 
 
 def test_generate_answers_reports_text_while_writing(gate: Gate) -> None:

@@ -1,5 +1,6 @@
 """Releases whose live scorer is not the probe: scored one by one, in a backlog, and of answers that are written here."""
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -8,17 +9,17 @@ import pytest
 from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.contracts import Interaction, Question
-from abstain.core.errors import AbstainError
 from abstain.learning.estimators.onnx_logistic import fusion_to_onnx, logistic_to_onnx
 from abstain.llm.engine.requests import Generate
+from abstain.llm.features.shard_job import LocalRunner
 from abstain.llm.signals.compute_features import read_features
 from abstain.llm.signals.likelihood import LIKELIHOOD_SIGNALS
 from abstain.llm.signals.writer import WriterScores
-from abstain.serving.batch_scoring import score_backlog
+from abstain.serving import scorer_latency
+from abstain.serving.batch_scoring import BatchScores, score_backlog
 from abstain.serving.feature_spec import FeatureSpec
 from abstain.serving.gate import DecisionInput, Gate, UnreadAnswer
 from abstain.serving.generate import generate_answers
-from abstain.serving.live_scorer import LiveScorer
 from abstain.serving.predictor import Predictor
 from abstain.serving.provided_features import WRITER_SCORES_NAME
 from abstain.serving.scorer_latency import make_random_features, measure_scorer_p99_ms
@@ -50,9 +51,9 @@ def fused(open_scorer: Open) -> Predictor:
     return open_scorer("fusion_one_pass", "fusion", fusion_one_pass=fusion_to_onnx(FUSION))
 
 
-@pytest.fixture
-def by_writer(open_scorer: Open) -> Predictor:
-    return open_scorer("writer", "writer", writer=WRITER_ONNX)
+def backlog(scorer: Predictor, at_most: int) -> BatchScores:
+    """Of eight answers; the last of those that are not cached are the first to be read."""
+    return score_backlog(scorer, lambda: requests(8), at_most, rank=lambda key: -int(key.removeprefix("i-")))
 
 
 def make_row(sure: float | None, name: str = "i-0", answer: str = "Yes.") -> Interaction:
@@ -62,7 +63,9 @@ def make_row(sure: float | None, name: str = "i-0", answer: str = "Yes.") -> Int
 
 def test_fusion_reads_all_of_its_parts(fused: Predictor, open_scorer: Open) -> None:
     rows = requests()
-    confidences = [decision.confidence for decision in fused.decide_interactions(rows)]
+    refused, *decisions = fused.decide_interactions([rows[1].model_copy(update={"answer": "x" * 600}), *rows])
+    assert refused.confidence is None and refused.reason is not None and refused.reason.code is Code.TOO_LONG
+    assert (refused.decision, {decision.reason for decision in decisions}) == ("abstain", {None})
     assert fused.scorer.kind == "fusion" and len(fused.reader.sources) == 2
     probe = [decision.confidence for decision in open_scorer("probe", "probe").decide_interactions(rows)]
     signal = next(signal for signal in LIKELIHOOD_SIGNALS if signal.name == "min_log_prob")
@@ -70,6 +73,7 @@ def test_fusion_reads_all_of_its_parts(fused: Predictor, open_scorer: Open) -> N
     lowest = signal.score(read_features(source.params, source.settings, rows, signal.requires))
     log_odds = [np.log(p / (1 - p)) for p in (np.clip(lowest, 1e-4, None), np.array(probe))]
     z = 0.2 + 0.8 * (log_odds[0] + 3) / 2 + 0.6 * (log_odds[1] - 0.1) / 0.5
+    confidences = [decision.confidence for decision in decisions]
     assert confidences == pytest.approx((1 / (1 + np.exp(-z))).tolist(), abs=1e-5)
 
 
@@ -77,7 +81,7 @@ def test_score_backlog_of_a_fusion_as_one_by_one(fused: Predictor) -> None:
     """Of the cached ones, one has the states alone, and is read again."""
     fused.reader.sources[0].compute_missing(requests(1))
     fused.compute_missing(requests(4)[1:])
-    scores = score_backlog(fused, lambda: requests(8), 2, rank=lambda key: -int(key.removeprefix("i-")))
+    scores = backlog(fused, at_most=2)
     assert (scores.cached, scores.computed, scores.skipped) == (3, 2, 3)
     alone = {decision.interaction_id: decision.confidence for decision in fused.decide_interactions(requests(8))}
     assert scores.confidences == pytest.approx({name: alone[name] for name in scores.confidences}, abs=1e-5)
@@ -93,17 +97,11 @@ def test_generate_answers_reads_for_a_fusion_afterwards(fused: Predictor, settin
     assert generated.decision.confidence == pytest.approx(expected.confidence, abs=1e-6)
 
 
-def test_fusion_abstains_from_a_too_long_answer(fused: Predictor) -> None:
-    fine, long = requests(2)
-    refused, decided = fused.decide_interactions([long.model_copy(update={"answer": "x" * 600}), fine])
-    assert refused.confidence is None and refused.reason is not None and refused.reason.code is Code.TOO_LONG
-    assert decided.confidence is not None and decided.reason is None
-
-
-def test_writer_scores_need_no_base_model(by_writer: Predictor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "abstain.llm.features.shard_job.load_model", lambda *_: pytest.fail("the base model was loaded")
-    )
+def test_writer_scores_need_no_base_model(
+    open_scorer: Open, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("abstain.llm.features.shard_job.load_model", lambda *_: pytest.fail("it was loaded"))
+    by_writer = open_scorer("writer", "writer", writer=WRITER_ONNX)
     rows = [make_row(15.0), make_row(2.0, "i-1"), make_row(None, "i-2"), make_row(2.0, "i-3", "x" * 600)]
     sure, unsure, silent, long = by_writer.decide_interactions(rows)
     assert sure.confidence is not None and unsure.confidence is not None and sure.confidence > unsure.confidence
@@ -112,13 +110,9 @@ def test_writer_scores_need_no_base_model(by_writer: Predictor, monkeypatch: pyt
     assert silent.reason is not None and silent.reason.code is Code.NOTHING_TO_SCORE
     backlog = score_backlog(by_writer, lambda: rows, 5, rank=len)
     assert backlog.confidences.keys() == {"i-0", "i-1", "i-3"} and (backlog.cached, backlog.computed) == (4, 0)
-
-
-def test_writer_scores_are_decided_without_model(by_writer: Predictor, settings: Settings) -> None:
     gate = Gate(by_writer, FeatureSpec.from_scorer(by_writer.scorer, settings))
-    scored = gate.score_without_model(DecisionInput("i-0", make_row(15.0)))
-    assert not isinstance(scored, UnreadAnswer) and scored.decision.confidence is not None
-    nothing = gate.score_without_model(DecisionInput("i-1", None))
+    scored, nothing = (gate.score_without_model(DecisionInput("i-0", row)) for row in (rows[0], None))
+    assert not isinstance(scored, UnreadAnswer) and scored.decision.confidence == sure.confidence
     assert not isinstance(nothing, UnreadAnswer) and nothing.decision.decision == "unavailable"
     assert WRITER_SCORES_NAME in str(nothing.decision.reason)
 
@@ -127,17 +121,38 @@ def test_measure_scorer_p99_ms_times_all_parts(fused: Predictor, monkeypatch: py
     answers = make_random_features(fused.scorer)
     assert answers.features.keys() == set(fused.scorer.requires)
     np.testing.assert_array_equal(fused.scorer.score(answers), fused.scorer.score(make_random_features(fused.scorer)))
-    calls: list[int] = []
+    calls, clock = list[int](), itertools.count()
     for part in fused.scorer.components.values():
         of_part = type(part).score
         monkeypatch.setattr(type(part), "score", lambda self, found, own=of_part: calls.append(1) or own(self, found))
-    assert measure_scorer_p99_ms(fused.scorer, n_tokens=16, n_blocks=1, n_runs=3) > 0
-    assert len(calls) == 2 * (1 + 3), "each part, once to warm up"
+    monkeypatch.setattr(scorer_latency.time, "perf_counter", lambda: next(clock) / 1000)
+    assert measure_scorer_p99_ms(fused.scorer, n_tokens=16, n_blocks=2, n_runs=3) == pytest.approx(1)
+    assert len(calls) == 2 * (1 + 2 * 3), "each part, once to warm up"
 
 
-@pytest.mark.parametrize("content", [b"", b"another"])
-def test_open_rejects_a_missing_or_changed_part(fused: Predictor, tmp_path: Path, content: bytes) -> None:
-    file = tmp_path / "bundle" / "parts" / "fusion_one_pass.onnx"
-    file.write_bytes(content) if content else file.unlink()
-    with pytest.raises(AbstainError, match="fusion_one_pass.onnx"):
-        LiveScorer.open(tmp_path / "bundle" / "probe.onnx")
+def test_score_backlog_caches_its_features(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    scorer = opened()
+    first, again = backlog(scorer, at_most=2), backlog(scorer, at_most=2)
+    assert set(first.confidences) == {"i-6", "i-7"}
+    assert (again.cached, again.computed, again.skipped) == (2, 2, 4)
+    assert first.confidences.items() <= again.confidences.items()
+    scorer.source.compute_missing(requests(8))
+    monkeypatch.setattr(LocalRunner, "run", lambda self, shards: pytest.fail("nothing was to be read"))
+    assert (backlog(scorer, at_most=5).cached, backlog(scorer, at_most=0).skipped) == (8, 0)
+
+
+def test_score_backlog_gives_sampled_rows_no_better_chance(opened: Open) -> None:
+    scorer = opened()
+    scorer.source.compute_missing(requests(4))
+    ranks, sampled = {"i-1": 0, "i-6": 1}, {"i-0", "i-1"}
+    scores = score_backlog(scorer, lambda: requests(8), 2, rank=lambda key: ranks.get(key, 2), sampled_ids=sampled)
+    assert set(scores.confidences) == {"i-2", "i-3", "i-1", "i-6"}
+    assert (scores.cached, scores.computed, scores.skipped) == (2, 2, 4)
+
+
+def test_score_backlog_has_no_confidence_of_unreadable(opened: Open) -> None:
+    scorer, rows = opened(), requests(2)
+    rows[0] = rows[0].model_copy(update={"answer": "x" * 600})
+    scores = score_backlog(scorer, lambda: rows, 5, rank=len)
+    assert (set(scores.confidences), scores.skipped) == ({"i-1"}, 0)
+    assert score_backlog(scorer, list, 5, rank=len) == BatchScores({}, 0, 0, 0)

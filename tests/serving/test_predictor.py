@@ -1,6 +1,6 @@
-import itertools
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,13 +13,10 @@ from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.loading import find_model, load_model
 from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.requests import HiddenStates, Request
-from abstain.serving import scorer_latency
-from abstain.serving.predictor import Predictor
 from abstain.serving.request_files import make_interaction_from_texts
-from abstain.serving.scorer_latency import measure_base_model_ms, measure_scorer_p99_ms
+from abstain.serving.scorer_latency import measure_base_model_ms
 from tests.learning.thresholds.builders import make_guarantee
-from tests.llm.builders import save_tiny_model
-from tests.serving.builders import GUARANTEE, LAYOUT, release, requests
+from tests.serving.builders import GUARANTEE, LAYOUT, requests
 from tests.serving.conftest import Open
 
 
@@ -33,12 +30,12 @@ def compute_by_hand(model: Path, settings: Settings, request: Interaction) -> fl
 
 
 def test_decide_interactions_in_order_by_their_own_confidences(opened: Open, model: Path, settings: Settings) -> None:
-    rows = requests()
+    rows = [row.model_copy(update={"interaction_id": f"i-{number // 2}"}) for number, row in enumerate(requests())]
     expected = [compute_by_hand(model, settings, row) for row in rows]
     threshold = sum(sorted(expected)[2:4]) / 2
     predictor = opened(threshold=repr(threshold))
     decisions = predictor.decide_interactions(rows)
-    assert [d.interaction_id for d in decisions] == [row.interaction_id for row in rows]
+    assert [d.interaction_id for d in decisions] == [row.interaction_id for row in rows], "two have the same id"
     assert [d.confidence for d in decisions] == pytest.approx(expected, abs=1e-6)
     assert [d.decision for d in decisions] == ["show" if c >= threshold else "abstain" for c in expected]
     assert {d.decision for d in decisions} == {"show", "abstain"}
@@ -59,32 +56,13 @@ def test_decision_has_guarantee_and_probability(opened: Open) -> None:
     interval = {"method": "venn_abers", "p0_knots": [], "p0_values": [0.25], "p1_knots": [], "p1_values": [0.75]}
     (decision,) = opened(calibration=json.dumps(interval)).decide_interactions(requests(1))
     assert (decision.probability_low, decision.probability, decision.probability_high) == (0.25, 0.5, 0.75)
-    (decision,) = opened().decide_interactions(requests(1))
-    assert decision.guarantee is not None and decision.guarantee.status == "none"
-    assert decision.probability == decision.confidence
 
 
 def test_decision_at_the_threshold_is_show(opened: Open) -> None:
     (first,) = opened().decide_interactions(requests(1))
+    assert first.guarantee is not None and first.guarantee.status == "none" and first.probability == first.confidence
     for threshold, decision in ((first.confidence, "show"), (first.confidence + 1e-4, "abstain")):
         assert opened(threshold=repr(threshold)).decide_interactions(requests(1))[0].decision == decision
-
-
-def test_decide_interactions_of_equal_ids_separately(opened: Open, model: Path, settings: Settings) -> None:
-    rows = [make_interaction_from_texts("Q?", answer, []) for answer in ("Yes.", "No, that is not possible.")]
-    assert rows[0].interaction_id == rows[1].interaction_id
-    confidences = [decision.confidence for decision in opened().decide_interactions(rows)]
-    assert confidences == pytest.approx([compute_by_hand(model, settings, row) for row in rows], abs=1e-6)
-    assert confidences[0] != confidences[1]
-
-
-def test_decision_on_a_too_long_answer_is_abstain(opened: Open) -> None:
-    fine, long = requests(2)
-    long = long.model_copy(update={"answer": "x" * 600})
-    abstained, shown = opened(threshold="0.0").decide_interactions([long, fine])
-    assert (abstained.decision, abstained.confidence, shown.decision, shown.reason) == ("abstain", None, "show", None)
-    assert abstained.reason is not None and abstained.reason.code is Code.TOO_LONG
-    assert shown.confidence is not None
 
 
 def test_decide_interactions_drops_chunks_where_the_release_does(opened: Open, model: Path, settings: Settings) -> None:
@@ -102,7 +80,6 @@ NEEDED = ("version", "model", "model_revision", "layout", "layout_digest", "laye
         *(({key: None}, Code.BAD_ARTIFACT) for key in (*NEEDED, "threshold", "calibration", "guarantee")),
         ({"threshold": "high"}, Code.BAD_ARTIFACT),
         ({"layer": "0"}, Code.BAD_ARTIFACT),
-        ({"layer": "middle"}, Code.BAD_ARTIFACT),
         ({"site": "attention"}, Code.BAD_ARTIFACT),
         ({"includes_eos": "perhaps"}, Code.BAD_ARTIFACT),
         ({"calibration": "{"}, Code.BAD_ARTIFACT),
@@ -124,35 +101,11 @@ def test_open_names_a_missing_layout_and_another_format(opened: Open) -> None:
         opened(format=None)
 
 
-def test_open_rejects_a_base_model_whose_weights_changed(settings: Settings, tmp_path: Path) -> None:
-    own = save_tiny_model(tmp_path / "bank")
-    file = release(tmp_path, own, settings)
-    assert Predictor.open(file, settings)
-    config = json.loads((own / "config.json").read_text())
-    (own / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 1e-3}))
-    with pytest.raises(AbstainError) as error:
-        Predictor.open(file, settings)
-    assert error.value.code is Code.VERSION_MISMATCH
-
-
 def test_open_does_not_load_the_base_model(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise RuntimeError("the base model was loaded")
-
-    monkeypatch.setattr("abstain.llm.features.shard_job.load_model", fail)
+    monkeypatch.setattr("abstain.llm.features.shard_job.load_model", Mock(side_effect=RuntimeError("it was loaded")))
     predictor = opened()
     with pytest.raises(RuntimeError, match="was loaded"):
         predictor.decide_interactions(requests(1))
-
-
-def test_measure_scorer_p99_ms_times_each_answer(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    scorer, calls, clock = opened().scorer, [], itertools.count()
-    head = type(scorer.probe)
-    predict = head.predict
-    monkeypatch.setattr(head, "predict", lambda self, rows: calls.append(1) or predict(self, rows))
-    monkeypatch.setattr(scorer_latency.time, "perf_counter", lambda: next(clock) / 1000)
-    assert measure_scorer_p99_ms(scorer, n_tokens=16, n_blocks=2, n_runs=5) == pytest.approx(1)
-    assert len(calls) == 1 + 2 * 5, "once to warm up"
 
 
 def test_measure_base_model_ms_uses_no_cache(opened: Open) -> None:

@@ -65,7 +65,6 @@ def lacks(scorer: LiveScorer, states: Tensor | None = None, log_probs: AnswerLog
 
 
 def score(scorer: LiveScorer, features: FeatureBatch | MissingFeatures) -> float:
-    assert isinstance(features, FeatureBatch)
     (value,) = scorer.score(features)
     return float(value)
 
@@ -76,10 +75,15 @@ def test_provided_features_of_a_probe_are_states_alone(serving: Open) -> None:
     for row in (ROW, None):
         features = build_provided_features(scorer, row, STATES + 1, None)
         assert score(scorer, features) == pytest.approx(1 / (1 + np.exp(-1)))
+    scorer = serving("writer").scorer
+    assert build_provided_features(scorer, None, None, None).names == (WRITER_SCORES_NAME,), "they need the answer"
+    marked = ROW.model_copy(update={"model": "m@1", "writer_scores": {"sure": 15.0}})
+    assert score(scorer, build_provided_features(scorer, marked, None, None)) > 0.5
 
 
 @pytest.mark.parametrize("name", NEEDS)
 def test_provided_features_of_a_signal_name_missing_ones(name: str, serving: Open) -> None:
+    assert {signal.name for signal in LIKELIHOOD_SIGNALS} == NEEDS.keys()
     scorer = serving(name).scorer
     assert lacks(scorer, log_probs=WITHOUT_EOS) == NEEDS[name]
     assert lacks(scorer, log_probs=KNOWN) == tuple(one for one in NEEDS[name] if one != EOS_NAME)
@@ -96,14 +100,12 @@ def test_provided_log_probs_score_as_the_signal_defines(serving: Open) -> None:
     }
     for name, log_p in expected.items():
         scorer = serving(name).scorer
-        assert score(scorer, build_provided_features(scorer, None, None, KNOWN)) == pytest.approx(np.exp(log_p))
+        features = build_provided_features(scorer, ROW, STATES, KNOWN)
+        assert list(features.features) == [FeatureRequest(NLL(("answer", EOS)))], "states that it does not read"
+        assert score(scorer, features) == pytest.approx(np.exp(log_p))
         if not NEEDS[name]:
-            features = build_provided_features(scorer, ROW, None, WITHOUT_EOS)
+            features = build_provided_features(scorer, None, None, WITHOUT_EOS)
             assert score(scorer, features) == pytest.approx(np.exp(log_p))
-
-
-def test_needs_name_every_signal() -> None:
-    assert {one.name for one in LIKELIHOOD_SIGNALS} == NEEDS.keys()
 
 
 def test_provided_features_of_a_regressor_lack_conditions(serving: Open) -> None:
@@ -111,22 +113,12 @@ def test_provided_features_of_a_regressor_lack_conditions(serving: Open) -> None
     scorer = serving("probe").scorer
     regressor = NllRegressor(SimpleNamespace(predict=lambda table: pytest.fail("scored with half of it")), LAYOUT)
     scorer = LiveScorer(scorer.probe, scorer.metadata, scorer.llm, "linear", "regressor", None, regressor)
-    answer = "the NLLs and entropies of the answer"
     features = build_provided_features(scorer, ROW, STATES, KNOWN)
     assert isinstance(features, MissingFeatures) and features.features == {}
     assert set(features.names) == set(lacks(scorer)) and len(features.names) == len(scorer.requires)
-    assert {answer, ALONE, "the NLLs and entropies of the prompt", "the NLLs and entropies of the context"} <= set(
-        features.names
-    )
+    named = {f"the NLLs and entropies of the {part}" for part in ("answer", "prompt", "context")}
+    assert {ALONE, *named} <= set(features.names)
     assert len(scorer.requires) == len(make_condition_requests(LAYOUT))
-
-
-def test_provided_features_of_writer_scores_lack_the_answer(serving: Open) -> None:
-    scorer = serving("writer").scorer
-    missing = build_provided_features(scorer, None, None, None)
-    assert isinstance(missing, MissingFeatures) and missing.names == (WRITER_SCORES_NAME,)
-    marked = ROW.model_copy(update={"model": "m@1", "writer_scores": {"sure": 15.0}})
-    assert score(scorer, build_provided_features(scorer, marked, None, None)) > 0.5
 
 
 def test_provided_features_of_a_fusion_lack_those_of_its_parts(serving: Open) -> None:
@@ -138,6 +130,8 @@ def test_provided_features_of_a_fusion_lack_those_of_its_parts(serving: Open) ->
     parts = [float(part.score(features)[0]) for part in scorer.components.values()]
     z = 0.2 + 0.7 * sum(np.log(p / (1 - p)) for p in parts)
     assert score(scorer, features) == pytest.approx(1 / (1 + np.exp(-z)), abs=1e-5)
+    with pytest.raises(AbstainError, match="2 tokens .* 3"):
+        build_provided_features(scorer, ROW, STATES[:2], KNOWN)
 
 
 @pytest.mark.parametrize("log_probs", [None, WITHOUT_EOS])
@@ -161,24 +155,10 @@ def test_reader_reads_missing_features(serving: Open, log_probs: AnswerLogProbs 
 
 def test_reader_reads_nothing_where_all_is_provided(serving: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     predictor = serving("probe", "min_log_prob")
-    monkeypatch.setattr(
-        "abstain.llm.features.shard_job.load_model", lambda *_: pytest.fail("the base model was loaded")
-    )
+    monkeypatch.setattr("abstain.llm.features.shard_job.load_model", lambda *_: pytest.fail("it was loaded"))
     long = ROW.model_copy(update={"answer": "x" * 600})
     features = build_provided_features(predictor.scorer, long, STATES, KNOWN)
     assert isinstance(features, FeatureBatch)
     read = predictor.reader.read([long], [{request: values[0] for request, values in features.features.items()}])
     assert read.unreadable == [None] and read.forward_tokens == [0.0]
     assert predictor.scorer.score(read.batch) == predictor.scorer.score(features)
-
-
-def test_provided_states_and_log_probs_are_of_one_answer(serving: Open) -> None:
-    scorer = serving("probe", "min_log_prob").scorer
-    with pytest.raises(AbstainError, match="2 tokens .* 3"):
-        build_provided_features(scorer, ROW, STATES[:2], KNOWN)
-
-
-def test_provided_features_leave_out_unread_ones(serving: Open) -> None:
-    features = build_provided_features(serving("min_log_prob").scorer, ROW, STATES, KNOWN)
-    assert isinstance(features, FeatureBatch) and list(features.features) == [FeatureRequest(NLL(("answer", EOS)))]
-    assert len(serving("min_log_prob").reader.sources) == 1

@@ -1,11 +1,11 @@
 """Rows whose redaction takes long: what is answered, what is logged, and who waits."""
 
 import asyncio
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,12 @@ from abstain.serving.service.callers import Quota, set_caller
 from abstain.serving.service.keys import ApiKey
 from abstain.serving.service.redactions import CHARACTERS_PER_ROW, Redactions
 from tests.data.decision_log.builders import open_log
-from tests.serving.api.conftest import Connect
 from tests.serving.clients import GateClient
+from tests.serving.conftest import Connect
 
-pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
+pytestmark = [pytest.mark.heavy, pytest.mark.anyio]  # servers of a tiny model: not pure functions
 
 SLOW = "a text that is slow to redact"
-
-
 LONG = 2 * CHARACTERS_PER_ROW
 """Characters of a row that is in the lane of the longest."""
 
@@ -57,9 +55,8 @@ def stuck() -> Iterator[Stuck]:
 
 @pytest.fixture
 def log(tmp_path: Path, stuck: Stuck) -> Iterator[DecisionLog]:
-    opened = open_log(f"sqlite:///{tmp_path / 'log.sqlite'}", redact=stuck)
-    yield opened
-    opened.close()
+    with closing(open_log(f"sqlite:///{tmp_path / 'log.sqlite'}", redact=stuck)) as opened:
+        yield opened
 
 
 @pytest.fixture
@@ -88,21 +85,11 @@ def test_row_not_redacted_in_time_is_withheld(client: GateClient, stuck: Stuck) 
 def test_slow_rows_of_a_caller_take_one_thread(connect: Connect, stuck: Stuck) -> None:
     client = connect(metadata={"threshold": "0.0"}, timeout_s=15)
     bodies = [thumb(SLOW + "." * 1000, f"f-{number}") for number in range(6)]
-    threads = [threading.Thread(target=lambda body=body: client.post("/v1/feedback", json=body)) for body in bodies]
-    for thread in threads:
-        thread.start()
-    assert client.decide()["decision"] == "show" and all(thread.is_alive() for thread in threads)
-    stuck.go.set()
-    for thread in threads:
-        thread.join()
-    assert stuck.most == 1
-
-
-def test_row_redacted_just_in_time_is_decided(client: GateClient, stuck: Stuck) -> None:
-    threading.Timer(0.2, stuck.go.set).start()
-    began = time.monotonic()
-    assert client.decide(question=SLOW)["show"] is True
-    assert time.monotonic() - began >= 0.15
+    with ThreadPoolExecutor(len(bodies)) as pool:
+        replies = [pool.submit(client.post, "/v1/feedback", json=body) for body in bodies]
+        assert client.decide()["decision"] == "show" and not any(reply.done() for reply in replies)
+        stuck.go.set()
+    assert stuck.most == 1 and {reply.result().status_code for reply in replies} == {200}, "in time"
 
 
 def test_long_row_counts_as_several(connect: Connect) -> None:
@@ -147,91 +134,64 @@ def compute() -> None:
 
 
 @pytest.mark.parametrize("characters", [10, LONG])
-def test_redactions_row_waits_for_few_of_another_caller(characters: int) -> None:
-    async def bring() -> None:
-        rows = Rows()
-        many = [rows.bring("eve", "long", compute) for _ in range(60)]
-        many += [rows.bring("eve", "short", compute, 10) for _ in range(60)]
-        while len(rows.done) < 4:
-            await asyncio.sleep(0)
-        before = len(rows.done)
-        await rows.bring("ann", "row", compute, characters)
-        assert len(rows.done) - before < 30, "of 120"
-        for row in many:
-            row.cancel()
-        await asyncio.gather(*many, return_exceptions=True)
-
-    asyncio.run(bring())
-
-
-def test_redactions_take_the_shortest_row_first() -> None:
-    async def bring() -> None:
-        rows, go = Rows(), threading.Event()
-        first = rows.bring("eve", "first", lambda: go.wait(20), seconds=0.05)
+async def test_redactions_row_waits_for_few_of_another_caller(characters: int) -> None:
+    rows = Rows()
+    many = [rows.bring("eve", "long", compute) for _ in range(60)]
+    many += [rows.bring("eve", "short", compute, 10) for _ in range(60)]
+    while len(rows.done) < 4:
         await asyncio.sleep(0)
-        others = {kilo: rows.bring("eve", str(kilo), int, 1000 * kilo) for kilo in (30, 10, 50, 20, 40)}
-        late = rows.bring("eve", "late", int, 9000, seconds=0.05)
-        for row in (first, late):
-            with pytest.raises(TimeoutError):
-                await row
-        others.pop(20).cancel()
-        await asyncio.sleep(0.05)
-        assert rows.done == [], "a row whose caller has given up has its thread as long as it is redacted"
-        go.set()
-        await asyncio.wait(others.values())
-        assert rows.done == ["first", "10", "30", "40", "50"], "what nobody waits for is not begun"
-        assert rows.recorded == rows.done[1:]
-
-    asyncio.run(bring())
+    before = len(rows.done)
+    await rows.bring("ann", "row", compute, characters)
+    assert len(rows.done) - before < 30, "of 120"
+    for row in many:
+        row.cancel()
+    await asyncio.gather(*many, return_exceptions=True)
 
 
-def test_redactions_begin_no_row_after_its_time() -> None:
-    async def bring() -> None:
-        rows, go = Rows(), threading.Event()
-        held = [rows.bring(name, name, lambda: go.wait(20)) for name in ("ann", "bob")]
-        await asyncio.sleep(0.05)
+async def test_redactions_take_the_shortest_row_first() -> None:
+    rows, go = Rows(), threading.Event()
+    first = rows.bring("eve", "first", lambda: go.wait(20), seconds=0.05)
+    await asyncio.sleep(0)
+    others = {kilo: rows.bring("eve", str(kilo), int, 1000 * kilo) for kilo in (30, 10, 50, 20, 40)}
+    late = rows.bring("eve", "late", int, 9000, seconds=0.05)
+    for row in (first, late):
         with pytest.raises(TimeoutError):
-            await rows.bring("eve", "late", int, seconds=0.05)
-        next_one = rows.bring("eve", "next", int)
-        go.set()
-        await asyncio.gather(*held, next_one)
-        assert sorted(rows.done) == ["ann", "bob", "next"]
-
-    asyncio.run(bring())
-
-
-def test_redactions_pass_on_the_turn_of_a_left_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def bring() -> None:
-        rows, go = Rows(), threading.Event()
-        first = rows.bring("eve", "first", lambda: go.wait(20))
-        await asyncio.sleep(0)
-        left, later = rows.bring("eve", "left", int), rows.bring("eve", "later", int, seconds=5)
-        await asyncio.sleep(0)
-        give_turn = rows.redactions._give_turn
-
-        def give_and_leave(key: tuple[str, float]) -> None:
-            monkeypatch.undo()
-            give_turn(key)
-            left.cancel()
-
-        monkeypatch.setattr(rows.redactions, "_give_turn", give_and_leave)
-        go.set()
-        assert await asyncio.gather(first, later) == ["recorded"] * 2
-        assert rows.done == ["first", "later"]
-
-    asyncio.run(bring())
+            await row
+    others.pop(20).cancel()
+    await asyncio.sleep(0.05)
+    assert rows.done == [], "a row whose caller has given up has its thread as long as it is redacted"
+    go.set()
+    await asyncio.wait(others.values())
+    assert rows.done == ["first", "10", "30", "40", "50"], "what nobody waits for is not begun"
+    assert rows.recorded == rows.done[1:]
 
 
-def test_redactions_lose_no_turn() -> None:
-    async def bring() -> None:
-        rows, rng = Rows(), random.Random(7)
-        many = [
-            rows.bring("eve", "row", lambda: time.sleep(0.001), rng.randrange(9000, 20_000), rng.random() / 2)
-            for _ in range(400)
-        ]
-        for row in many[::3]:
-            asyncio.get_running_loop().call_later(rng.random() / 2, row.cancel)
-        await asyncio.gather(*many, return_exceptions=True)
-        assert await rows.bring("eve", "last", int, seconds=20) == "recorded"
+async def test_redactions_begin_no_row_after_its_time() -> None:
+    rows, go = Rows(), threading.Event()
+    held = [rows.bring(name, name, lambda: go.wait(20)) for name in ("ann", "bob")]
+    await asyncio.sleep(0.05)
+    with pytest.raises(TimeoutError):
+        await rows.bring("eve", "late", int, seconds=0.05)
+    next_one = rows.bring("eve", "next", int)
+    go.set()
+    await asyncio.gather(*held, next_one)
+    assert sorted(rows.done) == ["ann", "bob", "next"]
 
-    asyncio.run(bring())
+
+async def test_redactions_pass_on_the_turn_of_a_left_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, go = Rows(), threading.Event()
+    first = rows.bring("eve", "first", lambda: go.wait(20))
+    await asyncio.sleep(0)
+    left, later = rows.bring("eve", "left", int), rows.bring("eve", "later", int, seconds=5)
+    await asyncio.sleep(0)
+    give_turn = rows.redactions._give_turn
+
+    def give_and_leave(key: tuple[str, float]) -> None:
+        monkeypatch.undo()
+        give_turn(key)
+        left.cancel()
+
+    monkeypatch.setattr(rows.redactions, "_give_turn", give_and_leave)
+    go.set()
+    assert await asyncio.gather(first, later) == ["recorded"] * 2
+    assert rows.done == ["first", "later"]

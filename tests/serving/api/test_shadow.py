@@ -9,17 +9,11 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from abstain.config.serve_settings import ServeSettings
-from abstain.config.settings import Settings
-from abstain.data.decision_log.log import DecisionLog
 from abstain.data.decision_log.schema import SHADOWS
-from abstain.serving.gate import Gate
 from abstain.serving.predictor import Predictor
 from abstain.serving.service import shadow as shadow_module
-from abstain.serving.service.gate_service import GateService
-from abstain.serving.service.version_follower import VersionFollower
-from tests.serving.api.conftest import Connect, MadeUpReleases, MakeRelease
 from tests.serving.clients import ASKED, GateClient
+from tests.serving.conftest import Connect, MadeUpReleases, MakeRelease, MakeService
 
 pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
 
@@ -27,9 +21,7 @@ SHADOW = "shadow-0123456789ab"
 
 
 @pytest.fixture
-def start(
-    releases: MadeUpReleases, make_release: MakeRelease, settings: Settings, log: DecisionLog
-) -> Iterator[Connect]:
+def start(releases: MadeUpReleases, make_release: MakeRelease, make_service: MakeService) -> Iterator[Connect]:
     """Open a client of a server whose shadow has these changes of its metadata."""
     with ExitStack() as stack:
 
@@ -37,12 +29,7 @@ def start(
             releases.promote("v1.0.0", make_release())
             candidates = MadeUpReleases()
             candidates.promote(SHADOW, make_release(SHADOW, **{"threshold": "0.0", **changes}))
-            follower, shadow = (
-                VersionFollower(source, lambda bundle: Gate.open(bundle, settings)) for source in (releases, candidates)
-            )
-            service = GateService(follower, log, ServeSettings(shadow=mode), shadow_follower=shadow)
-            service.refresh()
-            return stack.enter_context(GateClient(service))
+            return stack.enter_context(GateClient(make_service(candidates=candidates, shadow=mode)))
 
         yield open_client
 
@@ -78,20 +65,16 @@ def test_shadow_decides_by_features_of_production(start: Connect) -> None:
     assert row["confidence"] == pytest.approx(decision["confidence"])
 
 
-def test_shadow_skips_repeated_and_unavailable_decisions(start: Connect) -> None:
+def test_shadow_decides_each_decided_answer_once(start: Connect) -> None:
     client = start()
     for changes in ({"interaction_id": "i-1"}, {"interaction_id": "i-1"}, {"contexts": []}, {"interaction_id": "i-2"}):
         client.decide(**changes)
-    assert wait_for_outcomes(client, 2) == {"decided": 2}
-    assert [row["interaction_id"] for row in read_rows(client)] == ["i-1", "i-2"]
-
-
-def test_shadow_decides_about_answers_written_here(start: Connect) -> None:
-    client = start()
     asked = {name: ASKED[name] for name in ("question", "contexts")}
     written = client.post("/v1/answer", json={**asked, "max_new_tokens": 5}).json()
-    assert wait_for_outcomes(client, 1) == {"decided": 1}
-    assert read_rows(client)[0]["confidence"] == pytest.approx(written["confidence"], abs=1e-6)
+    assert wait_for_outcomes(client, 3) == {"decided": 3}, "none of what is repeated or unavailable"
+    rows = read_rows(client)
+    assert [row["interaction_id"] for row in rows] == ["i-1", "i-2", written["interaction_id"]]
+    assert rows[2]["confidence"] == pytest.approx(written["confidence"], abs=1e-6)
 
 
 @pytest.mark.parametrize(("mode", "outcome"), [("shared", "skipped"), ("full", "decided")])
@@ -122,6 +105,10 @@ def test_shadow_that_fails_changes_no_answer(start: Connect, monkeypatch: pytest
     decision = client.decide()
     assert wait_for_outcomes(client, 2) == {"decided": 1, "failed": 1}
     assert (decision["decision"], decision["confidence"]) == (expected["decision"], expected["confidence"])
+    unloaded = start(layout_digest="another")
+    assert unloaded.decide()["decision"] == expected["decision"] and unloaded.read_version()["error"] is None
+    shadow = unloaded.service.shadow.follower
+    assert shadow.current is None and SHADOW in shadow.last_error.message
 
 
 def test_shadow_that_is_slow_drops_and_counts(start: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,11 +123,3 @@ def test_shadow_that_is_slow_drops_and_counts(start: Connect, monkeypatch: pytes
     go_on.set()
     assert wait_for_outcomes(client, 5) == {"dropped": 2, "decided": 3}
     assert [row["interaction_id"] for row in read_rows(client)] == ["i-0", "i-1", "i-2"]
-
-
-def test_shadow_that_does_not_load_leaves_production_alone(start: Connect) -> None:
-    client = start(layout_digest="another")
-    assert client.decide()["decision"] in ("show", "abstain")
-    shadow = client.service.shadow.follower
-    assert shadow.current is None and SHADOW in shadow.last_error.message
-    assert client.read_version()["error"] is None

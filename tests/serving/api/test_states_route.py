@@ -10,19 +10,18 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from abstain.llm.engine.requests import HiddenStates, Request
-from abstain.serving.gate import Gate, make_interaction
-from tests.serving.api.conftest import Connect, MadeUpReleases
+from abstain.serving.gate import make_interaction
 from tests.serving.clients import ASKED, GateClient
+from tests.serving.conftest import Connect, MadeUpReleases
+from tests.serving.engine_files import PlainModel, plain_prompt
 
 pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
 
 
 @pytest.fixture
 def states_folder(tmp_path: Path) -> Path:
-    folder = tmp_path / "states"
-    folder.mkdir()
-    return folder
+    (tmp_path / "states").mkdir()
+    return tmp_path / "states"
 
 
 @pytest.fixture
@@ -30,36 +29,24 @@ def client(connect: Connect, states_folder: Path) -> GateClient:
     return connect(metadata={"includes_eos": "false"}, states_folder=states_folder)
 
 
-def get_gate(client: GateClient) -> Gate:
-    assert client.service.follower.current is not None
-    return client.service.follower.current.gate
-
-
-def compute_states(client: GateClient, answer: str = "5") -> tuple[dict[str, Tensor], dict[str, Any]]:
+def compute_states(plain: PlainModel, answer: str = "5") -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What an engine gives of an answer: its tensors, and their description."""
-    gate = get_gate(client)
-    row = make_interaction(ASKED["question"], ASKED["contexts"], answer)
-    tokens = gate.encode(row)
-    start, end = tokens.span("answer")
-    source = gate.predictor.source
-    prompt = source.prepare(row).request.prompt
-    names = tuple(dict.fromkeys(segment.name for segment in prompt))
-    layer = gate.spec.layer
-    whole = Request(prompt, HiddenStates(layer, segments=names[: names.index("answer") + 1]), "all")
-    ((_, states),) = source.load_engine().run({"all": whole})
-    assert isinstance(states, Tensor) and len(states) == end
-    tensors = {"hidden_states": states[:, None], "token_ids": torch.tensor(tokens.ids[:end])}
-    return tensors, {"engine": "vllm", "layers": [layer], "prompt_tokens": start, "finish_reason": "stop"}
+    prompt = plain.ids(plain_prompt(make_interaction(ASKED["question"], ASKED["contexts"], answer)))
+    ids = [*prompt, *plain.ids(answer)]
+    tensors = {"hidden_states": plain.states(ids)[2][:, None].contiguous(), "token_ids": torch.tensor(ids)}
+    return tensors, {"engine": "vllm", "layers": [2], "prompt_tokens": len(prompt), "finish_reason": "stop"}
 
 
 def encode(tensors: dict[str, Tensor]) -> str:
     return base64.b64encode(save(tensors)).decode()
 
 
-def test_states_at_every_door_give_the_confidence_of_texts(client: GateClient, states_folder: Path) -> None:
+def test_states_at_every_door_give_the_confidence_of_texts(
+    client: GateClient, plain: PlainModel, states_folder: Path
+) -> None:
     expected = client.decide()["confidence"]
-    engine = get_gate(client).predictor.source.load_engine()
-    tensors, description = compute_states(client)
+    engine = client.service.follower.current.gate.predictor.source.load_engine()
+    tensors, description = compute_states(plain)
     before = engine.stats.pass_tokens
     (states_folder / "r.safetensors").write_bytes(save(tensors))
     texts = client.decide(states={**description, "safetensors": encode(tensors)})
@@ -75,13 +62,12 @@ def test_states_at_every_door_give_the_confidence_of_texts(client: GateClient, s
     assert client.read_decision("i-raw").decision.interaction is None
 
 
-def test_states_of_another_answer_or_shape_are_rejected(client: GateClient) -> None:
-    tensors, description = compute_states(client)
+def test_states_of_another_answer_or_shape_are_rejected(client: GateClient, plain: PlainModel) -> None:
+    tensors, description = compute_states(plain)
     cases: dict[str, dict[str, Any]] = {
-        "shape": {**tensors, "token_ids": tensors["token_ids"][:-1]},
         "width": {**tensors, "hidden_states": tensors["hidden_states"][..., :-1].contiguous()},
         "nan": {**tensors, "hidden_states": tensors["hidden_states"] * float("nan")},
-        "other": compute_states(client, "something else")[0],
+        "other": compute_states(plain, "something else")[0],
     }
     for name, changed in cases.items():
         asked = {**ASKED, "states": {**description, "safetensors": encode(changed)}}
@@ -89,21 +75,11 @@ def test_states_of_another_answer_or_shape_are_rejected(client: GateClient) -> N
         assert response.status_code == 422 and response.json()["code"].startswith("A20"), name
     outside = client.post("/v1/gate", json={"states": {**description, "path": "/etc/passwd"}})
     assert outside.status_code == 422
-    assert client.post("/v1/gate/states", content=b"no states").status_code == 422
+    states = {**description, "safetensors": encode(tensors)}
+    for part in ({"answer": "5"}, {"question": "?"}, {"contexts": ["c"]}, {"answer": "5", "call_id": "forgotten"}):
+        response = client.post("/v1/gate", json={"states": states, **part})
+        assert response.status_code == 422 and "missing" in response.json()["detail"], part
     assert client.count_decisions() == {}
-
-
-def test_states_path_without_a_folder_is_403(connect: Connect) -> None:
-    states = {"engine": "vllm", "layers": [2], "prompt_tokens": 1, "path": "x.safetensors"}
-    assert connect().post("/v1/gate", json={"states": states}).status_code == 403
-
-
-def test_gate_names_the_features_it_lacks(client: GateClient) -> None:
-    content = [{"token": "5", "logprob": -0.1, "top_logprobs": []}]
-    response = {"choices": [{"logprobs": {"content": content}}]}
-    found = client.post("/v1/gate", json={"response": response}).json()
-    assert (found["decision"], found["show"]) == ("unavailable", False)
-    assert "the hidden states of the answer" in found["reason"]["message"]
 
 
 def test_version_describes_its_scorer_and_features(client: GateClient) -> None:
@@ -112,23 +88,21 @@ def test_version_describes_its_scorer_and_features(client: GateClient) -> None:
     assert spec["layer"] == 2 and spec["includes_eos"] is False and spec["requires"]
     assert (scorer["name"], scorer["kind"], scorer["components"]) == ("probe", "probe", ["probe"])
     assert scorer["base_model"].endswith(spec["model"].partition("@")[0]) and version["notices"] == []
-    assert client.decide()["feature_spec"] == get_gate(client).spec.digest
-
-
-def test_states_with_part_of_the_texts_are_rejected(client: GateClient) -> None:
-    tensors, description = compute_states(client)
-    states = {**description, "safetensors": encode(tensors)}
-    for part in ({"answer": "5"}, {"question": "?"}, {"contexts": ["c"]}, {"answer": "5", "call_id": "forgotten"}):
-        response = client.post("/v1/gate", json={"states": states, **part})
-        assert response.status_code == 422 and "missing" in response.json()["detail"], part
+    assert client.decide()["feature_spec"] == client.service.follower.current.gate.spec.digest
 
 
 def test_states_file_is_kept_while_all_are_busy(
-    client: GateClient, releases: MadeUpReleases, states_folder: Path, monkeypatch: pytest.MonkeyPatch
+    client: GateClient,
+    connect: Connect,
+    plain: PlainModel,
+    releases: MadeUpReleases,
+    states_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tensors, description = compute_states(client)
+    tensors, description = compute_states(plain)
     file, asked = states_folder / "r.safetensors", {"states": {**description, "path": "r.safetensors"}}
     file.write_bytes(save(tensors))
+    assert connect().post("/v1/gate", json=asked).status_code == 403, "it has no folder of states"
     monkeypatch.setattr(client.service._batcher, "_max_queued", 0)
     assert client.post("/v1/gate", json=asked).status_code == 429 and file.exists()
     releases.now = None

@@ -1,10 +1,9 @@
 import gc
 import threading
-import time
 import weakref
-from collections.abc import Callable
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -13,9 +12,9 @@ from abstain.core.errors import AbstainError
 from abstain.serving.api import app
 from abstain.serving.service import version_follower
 from abstain.serving.service.gate_service import GateService
-from abstain.serving.service.version_follower import VersionInfo
-from tests.serving.api.conftest import MadeUpReleases, MakeRelease
+from tests.data.decision_log.test_log import wait_until
 from tests.serving.clients import GateClient
+from tests.serving.conftest import MadeUpReleases, MakeRelease
 
 pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
 
@@ -23,24 +22,23 @@ pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
 def test_refresh_takes_over_and_fails_no_request(
     client: GateClient, releases: MadeUpReleases, make_release: MakeRelease
 ) -> None:
-    versions, stop = [], threading.Event()
+    stop = threading.Event()
 
-    def keep_asking() -> None:
+    def keep_asking() -> set[str]:
+        versions = set()
         while not stop.is_set():
-            versions.append(client.decide()["version"])
+            versions.add(client.decide()["version"])
+        return versions
 
-    threads = [threading.Thread(target=keep_asking) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for minor in (1, 2, 3):
-        releases.promote(f"v1.{minor}.0", make_release(f"v1.{minor}.0"))
-        client.service.follower.refresh()
-    stop.set()
-    for thread in threads:
-        thread.join()
-    assert client.decide()["version"] == "v1.3.0" and set(versions) <= {f"v1.{minor}.0" for minor in range(4)}
+    with ThreadPoolExecutor(3) as pool:
+        askers = [pool.submit(keep_asking) for _ in range(3)]
+        for minor in (1, 2, 3):
+            releases.promote(f"v1.{minor}.0", make_release(f"v1.{minor}.0"))
+            client.service.follower.refresh()
+        stop.set()
+    assert set().union(*(asker.result() for asker in askers)) <= {f"v1.{minor}.0" for minor in range(4)}
+    assert client.decide()["version"] == "v1.3.0" and client.read_version()["error"] is None
     assert "abstain_version_swaps 3.0" in client.read_metrics()
-    assert client.read_version()["error"] is None
 
 
 def test_garbage_collection_spares_a_loaded_version(
@@ -51,22 +49,14 @@ def test_garbage_collection_spares_a_loaded_version(
     cycle.itself, of_first = cycle, weakref.ref(cycle)
     gc.unfreeze()
     objects = len(gc.get_objects())
-
-    def wait_for(is_there: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 60
-        while not is_there():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-
     with GateClient(service):
-        wait_for(lambda: gc.get_freeze_count() > objects / 2)
+        wait_until(lambda: gc.get_freeze_count() > objects / 2)
         assert len(gc.get_objects()) < objects / 4
         del cycle
         gc.collect()
         assert of_first() is not None
         releases.promote("v1.1.0", make_release("v1.1.0"))
-        wait_for(lambda: of_first() is None)
-        wait_for(lambda: gc.get_freeze_count() > objects / 2)
+        wait_until(lambda: of_first() is None and gc.get_freeze_count() > objects / 2)
 
 
 def test_refresh_rejects_a_bad_or_damaged_version(
@@ -91,57 +81,39 @@ def test_refresh_rejects_a_bad_or_damaged_version(
     assert client.decide()["version"] == "v1.3.0" and client.read_version()["error"] is None
 
 
-@pytest.mark.parametrize(
-    "error", [AbstainError(Code.NOT_READABLE, "the origin is away"), OSError(24, "Too many open files")], ids=repr
-)
 def test_refresh_keeps_the_version_while_the_registry_fails(
-    client: GateClient, releases: MadeUpReleases, monkeypatch: pytest.MonkeyPatch, error: Exception
+    client: GateClient, releases: MadeUpReleases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail() -> VersionInfo:
-        raise error
-
-    with monkeypatch.context() as patched:
-        patched.setattr(releases, "get_production", fail)
+    for error in (AbstainError(Code.NOT_READABLE, "the origin is away"), OSError(24, "Too many open files")):
+        with monkeypatch.context() as patched:
+            patched.setattr(releases, "get_production", Mock(side_effect=error))
+            client.service.follower.refresh()
+            assert str(error.args[-1]) in client.read_version()["error"]["message"]
+            assert client.decide()["version"] == "v1.0.0"
         client.service.follower.refresh()
-        assert str(error.args[-1]) in client.read_version()["error"]["message"]
-        assert client.decide()["version"] == "v1.0.0"
-    client.service.follower.refresh()
-    assert client.read_version()["error"] is None
-
-
-def test_refresh_without_production_decides_nothing(client: GateClient, releases: MadeUpReleases) -> None:
-    releases.now = None
-    client.service.follower.refresh()
-    assert client.decide()["decision"] == "unavailable"
-    assert client.get("/readyz").status_code == 503
+        assert client.read_version()["error"] is None
 
 
 def test_refresh_retries_passing_failures_only(
     client: GateClient, releases: MadeUpReleases, make_release: MakeRelease, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried: list[str] = []
-    fetch = releases.fetch_bundle
-
-    def fails_once(release: VersionInfo) -> Path:
-        tried.append(release.version)
-        if len(tried) == 1:
-            raise OSError(28, "No space left on device")
-        return fetch(release)
-
-    monkeypatch.setattr(releases, "fetch_bundle", fails_once)
+    file = make_release("v1.1.0")
+    fetch = Mock(side_effect=[OSError(28, "No space left on device"), file.parent])
+    monkeypatch.setattr(releases, "fetch_bundle", fetch)
     now = [0.0]
     monkeypatch.setattr(version_follower, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    releases.promote("v1.1.0", make_release("v1.1.0"))
+    releases.promote("v1.1.0", file)
     client.service.follower.refresh()
     assert "v1.1.0 fails to load: OSError" in client.read_version()["error"]["message"]
     client.service.follower.refresh()
-    assert tried == ["v1.1.0"], "not at once"
+    assert fetch.call_count == 1, "not at once"
     now[0] += version_follower.FIRST_PAUSE_S
     client.service.follower.refresh()
     assert client.decide()["version"] == "v1.1.0" and client.read_version()["error"] is None
-    tried.append("past")
-    releases.promote("v1.2.0", make_release("v1.2.0", layout_digest="another"))
+    bad = make_release("v1.2.0", layout_digest="another")
+    fetch.side_effect = [bad.parent]
+    releases.promote("v1.2.0", bad)
     for _ in range(3):
         client.service.follower.refresh()
         now[0] += version_follower.FIRST_PAUSE_S
-    assert tried.count("v1.2.0") == 1
+    assert fetch.call_count == 3

@@ -9,24 +9,20 @@ from typing import Any
 import httpx
 import pytest
 
-from abstain.config.serve_settings import ServeSettings
 from abstain.config.settings import Settings
 from abstain.core import paths
 from abstain.core.contracts import Context
 from abstain.data.decision_log.log import DecisionLog
 from abstain.serving.gate import Gate
-from abstain.serving.service.gate_service import GateService, RetrieveChunks
-from abstain.serving.service.version_follower import VersionFollower
 from tests.data.decision_log import builders
-from tests.serving.api.conftest import MadeUpReleases, MakeService
 from tests.serving.builders import GUARANTEE, release
 from tests.serving.clients import GateClient
+from tests.serving.conftest import Connect, MadeUpReleases, MakeService, open_service
 
 QUESTION = "How long may an account be overdrawn?"
 CONTEXTS = ["An account may be overdrawn for thirty days.", "Fees are charged monthly."]
 ANSWERS = ("Thirty days.", "For ever, and nobody will ask you anything about it at all.")
 WITHHELD = "Ask a colleague."
-Connect = Callable[..., GateClient]
 Answers = tuple[str, str]
 
 
@@ -66,17 +62,9 @@ def open_log(tmp_path: Path) -> Iterator[Callable[[], DecisionLog]]:
 @pytest.fixture
 def make_worker(decided: tuple[Path, Answers], settings: Settings, open_log: Callable[[], DecisionLog]) -> MakeService:
     """A worker of the server, with these serve settings; all workers share the log."""
-
-    def make(retrieve: RetrieveChunks | None = None, **changes: Any) -> GateService:
-        serving = ServeSettings(**{"withheld_text": WITHHELD, **changes})
-        releases = MadeUpReleases()
-        releases.promote("v1.0.0", decided[0] / paths.RELEASED_ONNX.name)
-        follower = VersionFollower(releases, lambda folder: Gate.open(folder, settings, serving.on_unavailable))
-        service = GateService(follower, open_log(), serving, retrieve)
-        follower.refresh()
-        return service
-
-    return make
+    releases = MadeUpReleases()
+    releases.promote("v1.0.0", decided[0] / paths.RELEASED_ONNX.name)
+    return lambda **changes: open_service(releases, open_log(), settings, **{"withheld_text": WITHHELD, **changes})
 
 
 @pytest.fixture

@@ -47,50 +47,38 @@ def test_litellm_call_is_joined_across_two_workers(connect: Connect, answers: An
     assert (decision.decision, decision.source, decision.user) == ("show", "litellm", "u-anna")
     assert decision.interaction is not None and decision.interaction.question == QUESTION
     assert [context.text for context in decision.interaction.contexts] == CONTEXTS
+    other = {"litellm_call_id": "call-2"}
+    first.post("/v1/contexts", json=make_registration("call-2", question="Registered?"))
+    ask(first, structured_messages=[{"role": "user", "content": "And for companies?"}], **other)
+    answer(second, answers[0], **other)
+    assert second.read_decision("call-2").decision.interaction.question == "Registered?", "it precedes the last message"
 
 
-def test_litellm_registered_question_precedes_last_message(connect: Connect, answers: Answers) -> None:
-    client = connect()
-    client.post("/v1/contexts", json=make_registration(question=QUESTION))
-    ask(client, structured_messages=[{"role": "user", "content": "And for companies?"}])
-    answer(client, answers[0])
-    interaction = client.read_decision("call-1").decision.interaction
-    assert interaction is not None and interaction.question == QUESTION
-
-
-@pytest.mark.parametrize("with_shown", [False, True])
-def test_litellm_withheld_choice_blocks_its_call(connect: Connect, answers: Answers, with_shown: bool) -> None:
-    client = connect()
-    ask(client, **WITH_CONTEXTS)
-    outcome = answer(client, *(answers if with_shown else answers[1:]))
-    assert outcome == {"action": "BLOCKED", "blocked_reason": WITHHELD}
-
-
-def test_litellm_replace_keeps_the_other_choices(connect: Connect, answers: Answers) -> None:
-    client = connect(litellm_withheld="replace")
-    ask(client, **WITH_CONTEXTS)
-    outcome = answer(client, answers[1], answers[0], "")
+def test_litellm_withheld_choice_blocks_or_is_replaced(connect: Connect, answers: Answers) -> None:
+    blocking, replacing = connect(), connect(litellm_withheld="replace")
+    ask(blocking, **WITH_CONTEXTS)
+    assert answer(blocking, *answers) == {"action": "BLOCKED", "blocked_reason": WITHHELD}
+    other = {"litellm_call_id": "call-2"}
+    ask(replacing, **WITH_CONTEXTS, **other)
+    outcome = answer(replacing, answers[1], answers[0], "", **other)
     assert outcome == {"action": "GUARDRAIL_INTERVENED", "texts": [WITHHELD, answers[0], ""]}
 
 
-@pytest.mark.parametrize("lacking", ["question", "contexts", "text of contexts", "call id"])
-def test_litellm_missing_part_is_unavailable(connect: Connect, answers: Answers, lacking: str) -> None:
+def test_litellm_missing_part_is_unavailable(connect: Connect, answers: Answers) -> None:
     client = connect()
-    contexts = {"contexts": [], "text of contexts": [{"title": "Accounts"}]}.get(lacking, CONTEXTS)
-    params = {"additional_provider_specific_params": {"contexts": contexts}}
-    if lacking != "question":
-        ask(client, **({} if lacking == "text of contexts" else params))
-    call_id = {"litellm_call_id": None} if lacking == "call id" else {}
-    assert answer(client, answers[0], **call_id, **params)["action"] == "BLOCKED"
-    assert client.count_decisions() == {"unavailable": 1}
-
-
-def test_litellm_unavailable_passes_where_such_are_shown(connect: Connect, answers: Answers) -> None:
-    assert answer(connect(on_unavailable="show"), answers[0]) == {"action": "NONE"}
+    assert answer(client, answers[0], litellm_call_id="no question", **WITH_CONTEXTS)["action"] == "BLOCKED"
+    ask(client, **WITH_CONTEXTS)
+    assert answer(client, answers[0], litellm_call_id=None, **WITH_CONTEXTS)["action"] == "BLOCKED"
+    no_text = {"additional_provider_specific_params": {"contexts": [{"title": "Accounts"}]}}
+    ask(client, litellm_call_id="no text of contexts")
+    assert answer(client, answers[0], litellm_call_id="no text of contexts", **no_text)["action"] == "BLOCKED"
+    assert client.count_decisions() == {"unavailable": 3}
 
 
 def test_litellm_used_id_shows_no_other_answer(connect: Connect, answers: Answers) -> None:
     client = connect(on_unavailable="show")
+    assert answer(client, answers[0], litellm_call_id="unknown") == {"action": "NONE"}
+    assert 'decision="unavailable",shown="yes",source="litellm"' in client.read_metrics()
     ask(client, **WITH_CONTEXTS)
     assert answer(client, answers[0]) == answer(client, answers[0]) == {"action": "NONE"}
     assert answer(client, answers[1])["action"] == "BLOCKED"
@@ -108,18 +96,14 @@ def test_litellm_conversation_without_tries_is_withheld(connect: Connect, answer
     assert outcomes == [(None, True), (Code.TOO_MANY_TRIES, False)]
 
 
-@pytest.mark.parametrize("on_unavailable", ["abstain", "show"])
-def test_litellm_excess_answers_are_withheld_at_once(connect: Connect, answers: Answers, on_unavailable: str) -> None:
-    client = connect(on_unavailable=on_unavailable, litellm_withheld="replace")
+def test_litellm_excess_answers_are_withheld_at_once(connect: Connect, answers: Answers) -> None:
+    client = connect(on_unavailable="show", litellm_withheld="replace")
     ask(client, **WITH_CONTEXTS)
     assert answer(client, *[answers[0]] * 65) == {"action": "GUARDRAIL_INTERVENED", "texts": [WITHHELD] * 65}
     assert client.count_decisions() == {"unavailable": 1}
     (logged,) = queries.list_withheld(client.service.log.database, 5)
     assert logged.code == Code.TOO_LARGE
-
-
-def test_litellm_wrong_elements_are_one_error(connect: Connect) -> None:
-    rejected = connect().post(PATH, json=read_recorded("litellm_response", texts=[0] * 5_000))
+    rejected = client.post(PATH, json=read_recorded("litellm_response", texts=[0] * 5_000))
     assert rejected.status_code == 422 and len(rejected.json()["errors"]) == 1
 
 

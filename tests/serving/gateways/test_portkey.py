@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -22,8 +23,7 @@ PORTKEY_WAITS_S = 3.0
 def send(client: GateClient, body: dict[str, Any]) -> dict[str, Any]:
     sent = client.post("/gateways/portkey", content=json.dumps(body), headers={"content-type": "application/json"})
     assert sent.status_code == 200, sent.text
-    outcome: dict[str, Any] = sent.json()
-    return outcome
+    return sent.json()
 
 
 def make_event(*texts: str | None) -> dict[str, Any]:
@@ -48,18 +48,16 @@ def test_portkey_shown_answer_passes(client: GateClient, answers: Answers) -> No
     assert outcome["verdict"] is True and "transformedData" not in outcome
     decision = client.read_decision(outcome["data"]["answers"][0]["interaction_id"]).decision
     assert (decision.decision, decision.source) == ("show", "portkey")
-
-
-def test_portkey_registered_question_precedes_last_message(client: GateClient, answers: Answers) -> None:
     client.post("/v1/contexts", json=make_registration(question="How long may a company's be overdrawn?"))
     (summary,) = send(client, make_event(answers[0]))["data"]["answers"]
     interaction = client.read_decision(summary["interaction_id"]).decision.interaction
-    assert interaction is not None and interaction.question == "How long may a company's be overdrawn?"
+    assert interaction.question == "How long may a company's be overdrawn?", "it precedes the last message"
 
 
 def test_portkey_withheld_answer_is_replaced(client: GateClient, answers: Answers) -> None:
     client.post("/v1/contexts", json=make_registration())
     event = make_event(*answers)
+    event["response"]["json"]["id"] = "\udfff"  # half a surrogate pair
     outcome = send(client, event)
     assert outcome["verdict"] is False
     response = outcome["transformedData"]["response"]
@@ -67,65 +65,34 @@ def test_portkey_withheld_answer_is_replaced(client: GateClient, answers: Answer
     assert response["text"] == WITHHELD
     assert response["json"].keys() == event["response"]["json"].keys()
     assert answers[1] not in str(outcome)
-
-
-@pytest.mark.parametrize("lacking", ["contexts", "question", "answer"])
-def test_portkey_missing_part_is_unavailable(client: GateClient, answers: Answers, lacking: str) -> None:
-    event = make_event(answers[0])
-    if lacking != "contexts":
-        client.post("/v1/contexts", json=make_registration())
-    if lacking == "question":
-        event["request"]["json"]["messages"] = []
-    if lacking == "answer":
-        event["response"] = {"json": {"output": [answers[0]]}, "text": "", "statusCode": 200}
-    assert send(client, event)["verdict"] is False
-    assert client.count_decisions() == {"unavailable": 1}
-
-
-def test_portkey_completion_is_withheld_as_a_chat_is(client: GateClient, answers: Answers) -> None:
-    client.post("/v1/contexts", json=make_registration())
-    event = make_event(answers[1])
     event["request"]["json"] = {"prompt": "How long may an account be overdrawn?"}
     event["response"]["json"]["choices"] = [{"index": 0, "text": answers[1]}]
-    outcome = send(client, event)
-    assert outcome["verdict"] is False
-    assert outcome["transformedData"]["response"]["json"]["choices"][0]["text"] == WITHHELD
+    completion = send(client, event)
+    assert completion["verdict"] is False
+    assert completion["transformedData"]["response"]["json"]["choices"][0]["text"] == WITHHELD
+    assert send(client, make_event(answers[1] + "\ud800"))["transformedData"]["response"]["text"] == WITHHELD
 
 
-@pytest.mark.parametrize("choice", [{"delta": {"content": "For ever."}}, "For ever."])
-def test_portkey_unreadable_choice_is_replaced(client: GateClient, choice: Any) -> None:
-    event = make_event(None, None)
-    event["response"]["json"]["choices"][1] = choice
-    event["response"]["text"] = "For ever."
-    outcome = send(client, event)
-    assert outcome["verdict"] is False and client.count_decisions() == {"unavailable": 1}
-    assert WITHHELD in str(outcome["transformedData"]["response"]["json"]["choices"][1])
-
-
-def test_portkey_half_surrogate_is_no_pass(client: GateClient, answers: Answers) -> None:
-    event = make_event(answers[1] + "\ud800")
-    event["response"]["json"]["id"] = "\udfff"
-    outcome = send(client, event)
-    assert outcome["verdict"] is False and outcome["transformedData"]["response"]["text"] == WITHHELD
+def test_portkey_missing_part_is_unavailable(client: GateClient, answers: Answers) -> None:
+    without_question, without_answer = make_event(answers[0]), make_event(None)
+    verdicts = [send(client, make_event(answers[0]))["verdict"]]  # without contexts
+    client.post("/v1/contexts", json=make_registration())
+    without_question["request"]["json"]["messages"] = []
+    without_answer["response"] = {"json": {"output": [answers[0]]}, "text": "", "statusCode": 200}
+    verdicts += [send(client, event)["verdict"] for event in (without_question, without_answer)]
+    assert verdicts == [False] * 3 and client.count_decisions() == {"unavailable": 3}
 
 
 def test_portkey_error_of_the_gate_is_no_pass(
     client: GateClient, answers: Answers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise RuntimeError("a defect")
-
-    service = client.service
+    service, fail = client.service, Mock(side_effect=RuntimeError("a defect"))
     monkeypatch.setattr(service, "decide", fail)
     assert send(client, make_event(answers[0]))["verdict"] is False
     assert client.count_decisions() == {"unavailable": 1} and "a defect" in caplog.text
     for owner, broken in ((service, "record_failure"), (service.gatherer, "get_registered_call")):
         monkeypatch.setattr(owner, broken, fail)
         assert send(client, make_event(answers[0]))["verdict"] is False
-
-
-def test_portkey_timeout_is_below_the_wait_of_portkey() -> None:
-    assert ServeSettings().portkey_timeout_s + GRACE_S < PORTKEY_WAITS_S
 
 
 @pytest.fixture
@@ -139,6 +106,7 @@ def stuck() -> Iterator[threading.Event]:
 def test_portkey_slow_decision_is_no_pass(
     connect: Connect, answers: Answers, stuck: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert ServeSettings().portkey_timeout_s + GRACE_S < PORTKEY_WAITS_S
     client = connect(portkey_timeout_s=0.05)
     client.post("/v1/contexts", json=make_registration())
     score_with_model = Gate.score_with_model
@@ -148,17 +116,11 @@ def test_portkey_slow_decision_is_no_pass(
     stuck.set()
 
 
-@pytest.mark.parametrize("on_unavailable", ["abstain", "show"])
 @pytest.mark.parametrize("slow", ["get_call", "record_decision"])
 def test_portkey_slow_log_is_no_pass(
-    connect: Connect,
-    answers: Answers,
-    stuck: threading.Event,
-    monkeypatch: pytest.MonkeyPatch,
-    on_unavailable: str,
-    slow: str,
+    connect: Connect, answers: Answers, stuck: threading.Event, monkeypatch: pytest.MonkeyPatch, slow: str
 ) -> None:
-    client = connect(portkey_timeout_s=0.5, on_unavailable=on_unavailable)
+    client = connect(portkey_timeout_s=0.5, on_unavailable="show")
     client.post("/v1/contexts", json=make_registration())
     never: Callable[..., object] = (lambda *_: stuck.wait(30)) if slow == "get_call" else (lambda *_: Future())
     monkeypatch.setattr(client.service.log, slow, never)

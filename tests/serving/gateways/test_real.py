@@ -1,5 +1,6 @@
 """A LiteLLM proxy as it is published, in an environment of its own."""
 
+import itertools
 import json
 import os
 import secrets
@@ -7,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,13 @@ import pytest
 import yaml
 
 from abstain.serving.api.app import make_app
-from abstain.serving.service.gate_service import GateService
 from tests.ports import free_port
-from tests.serving.api.conftest import MakeService
 from tests.serving.clients import GateClient, make_keys
+from tests.serving.conftest import MakeService
 from tests.serving.gateways.conftest import QUESTION, WITHHELD, Answers, make_registration
 from tests.serving.status_page.builders import listening
 
 STARTS_WITHIN_S = 180
-Gates = tuple[dict[str, str], dict[str, str], GateService]
 
 
 def make_environment(folder: Path, *packages: str) -> Path:
@@ -36,22 +35,9 @@ def make_environment(folder: Path, *packages: str) -> Path:
     return folder / "bin"
 
 
-@pytest.fixture
-def gates(make_worker: MakeService) -> Iterator[Gates]:
-    """Two servers, one of which replaces what it withholds, the header of both their keys, and the first's service."""
-    keys, headers = make_keys(litellm=["ask"])
-    services = {kind: make_worker(litellm_withheld=kind) for kind in ("block", "replace")}
-    with ExitStack() as stack:
-        addresses = {
-            kind: stack.enter_context(listening(make_app(service, keys))) for kind, service in services.items()
-        }
-        yield addresses, headers["litellm"], services["block"]
-
-
-@pytest.fixture
-def proxy(gates: Gates, answers: Answers, tmp_path: Path) -> Iterator[httpx.Client]:
+@contextmanager
+def proxying(folder: Path, answers: Answers, addresses: dict[str, str], key: dict[str, str]) -> Iterator[httpx.Client]:
     """A client of a proxy whose models `shown` and `withheld` give a fixed answer, with a guardrail for each server."""
-    addresses, key, _ = gates
     models = [
         {"model_name": name, "litellm_params": {"model": "openai/none", "api_key": "none", "mock_response": answer}}
         for name, answer in zip(("shown", "withheld"), answers, strict=True)
@@ -67,58 +53,59 @@ def proxy(gates: Gates, answers: Answers, tmp_path: Path) -> Iterator[httpx.Clie
     ]
     master = f"sk-{secrets.token_hex(16)}"
     content = {"model_list": models, "guardrails": guardrails, "general_settings": {"master_key": master}}
-    (tmp_path / "litellm.yaml").write_text(yaml.safe_dump(content))
-    command, port = make_environment(tmp_path / "litellm", "litellm[proxy]") / "litellm", free_port()
+    (folder / "litellm.yaml").write_text(yaml.safe_dump(content))
+    command, port = make_environment(folder / "litellm", "litellm[proxy]") / "litellm", free_port()
     started = subprocess.Popen(
-        [command, "--config", tmp_path / "litellm.yaml", "--host", "127.0.0.1", "--port", str(port)],
+        [command, "--config", folder / "litellm.yaml", "--host", "127.0.0.1", "--port", str(port)],
         env=os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
-        stdout=(tmp_path / "litellm.log").open("wb"),
+        stdout=(folder / "litellm.log").open("wb"),
         stderr=subprocess.STDOUT,
     )
-    headers = {"Authorization": f"Bearer {master}"}
+    headers, deadline = {"Authorization": f"Bearer {master}"}, time.monotonic() + STARTS_WITHIN_S
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=60) as client:
-            wait_for(client, started, tmp_path / "litellm.log")
+            while not is_alive(client):
+                assert time.monotonic() < deadline and started.poll() is None, (folder / "litellm.log").read_text()[
+                    -3000:
+                ]
+                time.sleep(1)
             yield client
     finally:
         started.terminate()
         started.wait(30)
 
 
-def wait_for(client: httpx.Client, started: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + STARTS_WITHIN_S
-    while time.monotonic() < deadline and started.poll() is None:
-        try:
-            if client.get("/health/liveliness").status_code == 200:
-                return
-        except httpx.TransportError:
-            time.sleep(1)
-    raise AssertionError(log.read_text()[-3000:])
+def is_alive(client: httpx.Client) -> bool:
+    with suppress(httpx.TransportError):
+        return client.get("/health/liveliness").status_code == 200
+    return False
 
 
-def chat(proxy: httpx.Client, gates: Gates, model: str, kind: str, *, stream: bool) -> tuple[int, str]:
-    """The status and the text that a client of the proxy gets, after its assistant registered the contexts."""
-    addresses, key, _ = gates
-    call_id = f"{model}-{kind}-{stream}"
-    sent = httpx.post(f"{addresses[kind]}/v1/contexts", json=make_registration(call_id), headers=key)
-    assert sent.status_code == 204
-    body = {"model": model, "stream": stream, "guardrails": [kind], "messages": [{"role": "user", "content": QUESTION}]}
-    answer = proxy.post("/v1/chat/completions", json=body, headers={"x-litellm-call-id": call_id})
-    if answer.status_code == 200 and stream:
+def read_answer(answer: httpx.Response) -> str:
+    """The text that a client of the proxy gets."""
+    if answer.headers["content-type"].startswith("text/event-stream"):
         lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: {")]
-        deltas = [choice["delta"].get("content") or "" for line in lines for choice in json.loads(line)["choices"]]
-        return answer.status_code, "".join(deltas)
+        return "".join(choice["delta"].get("content") or "" for line in lines for choice in json.loads(line)["choices"])
     content = answer.json()
-    text = content["error"]["message"] if "error" in content else content["choices"][0]["message"]["content"]
-    return answer.status_code, text
+    return content["error"]["message"] if "error" in content else content["choices"][0]["message"]["content"]
 
 
 @pytest.mark.soak(twin="test_litellm_call_is_joined_across_two_workers")
-def test_litellm_proxy_shows_and_withholds(gates: Gates, proxy: httpx.Client, answers: Answers) -> None:
-    for stream in (False, True):
-        for kind, status in (("block", 400), ("replace", 200)):
-            assert chat(proxy, gates, "shown", kind, stream=stream) == (200, answers[0])
-            assert chat(proxy, gates, "withheld", kind, stream=stream) == (status, WITHHELD)
-    log = GateClient(gates[2])
+def test_litellm_proxy_shows_and_withholds(make_worker: MakeService, answers: Answers, tmp_path: Path) -> None:
+    keys, headers = make_keys(litellm=["ask"])
+    key, services = headers["litellm"], {kind: make_worker(litellm_withheld=kind) for kind in ("block", "replace")}
+    with ExitStack() as stack:
+        addresses = {kind: stack.enter_context(listening(make_app(one, keys))) for kind, one in services.items()}
+        proxy = stack.enter_context(proxying(tmp_path, answers, addresses, key))
+        for stream, kind, model in itertools.product((False, True), services, ("shown", "withheld")):
+            call_id = f"{model}-{kind}-{stream}"
+            registration = make_registration(call_id)
+            assert httpx.post(f"{addresses[kind]}/v1/contexts", json=registration, headers=key).status_code == 204
+            body = {"model": model, "stream": stream, "guardrails": [kind]}
+            body["messages"] = [{"role": "user", "content": QUESTION}]
+            sent = proxy.post("/v1/chat/completions", json=body, headers={"x-litellm-call-id": call_id})
+            expected = (200, answers[0]) if model == "shown" else (400 if kind == "block" else 200, WITHHELD)
+            assert (sent.status_code, read_answer(sent)) == expected, call_id
+    log = GateClient(services["block"])
     assert log.count_decisions() == {"show": 4, "abstain": 4}
     assert log.read_decision("withheld-block-True").decision.source == "litellm"

@@ -5,7 +5,8 @@ import pytest
 from abstain.config.settings import Settings
 from abstain.serving.service.gate_service import GateService
 from abstain.serving.service.version_follower import VersionInfo
-from tests.serving.status_page.builders import SINCE, FixedReleases, fused_release, make_service
+from tests.serving.conftest import MadeUpReleases, MakeService
+from tests.serving.status_page.builders import SINCE, fused_release
 
 
 @pytest.fixture(scope="module")
@@ -15,10 +16,7 @@ def bundle(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def service(bundle: Path, settings: Settings, tmp_path: Path) -> GateService:
-    """v1.2.0 is live; its log is in `tmp_path`."""
-    version = VersionInfo("v1.2.0", "0", SINCE, ("a notice",))
-    service = make_service(tmp_path, FixedReleases(version, bundle), settings)
-    service.follower.refresh()
-    assert service.follower.current, service.follower.last_error
-    return service
+def service(bundle: Path, releases: MadeUpReleases, make_service: MakeService) -> GateService:
+    """v1.2.0 is live."""
+    releases.now = VersionInfo("v1.2.0", str(bundle / "probe.onnx"), SINCE, ("a notice",))
+    return make_service()

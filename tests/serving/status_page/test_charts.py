@@ -40,21 +40,13 @@ def test_draw_coverage_chart_breaks_lines_at_empty_days() -> None:
     assert len(chart.find_all("circle")) == 5
     heights = [float(dot["cy"]) for dot in chart.find_all("circle")]
     assert heights[1] < heights[0] < heights[3] < heights[2], "100, 50, 25 and 0 %"
-
-
-def test_coverage_counts_shown_answers_without_a_decision() -> None:
-    day = DayStatistics(FIRST, show=1, abstain=1, unavailable=2, shown=3)
+    day = DayStatistics(FIRST, show=1, abstain=1, unavailable=2, shown=3)  # one was shown without a decision
     assert "75 %" in parse(draw_coverage_chart([day])).desc.get_text() and day.coverage == 0.75
 
 
-@pytest.mark.parametrize(
-    ("slowest", "label"), [(0.4, "1 ms"), (1.1, "2 ms"), (450.0, "500 ms"), (9_999.0, "10 s"), (61_000.0, "100 s")]
-)
-def test_draw_latency_chart_has_a_round_scale(slowest: float, label: str) -> None:
-    assert parse(draw_latency_chart(make_days((1, 0, 0, slowest)))).find("text").get_text() == label
-
-
-def test_draw_charts_without_decisions_are_empty() -> None:
+def test_draw_latency_chart_has_a_round_scale() -> None:
+    for slowest, label in {0.4: "1 ms", 1.1: "2 ms", 450.0: "500 ms", 9_999.0: "10 s", 61_000.0: "100 s"}.items():
+        assert parse(draw_latency_chart(make_days((1, 0, 0, slowest)))).find("text").get_text() == label
     for draw in (draw_decisions_chart, draw_coverage_chart, draw_latency_chart):
         chart = parse(draw(make_days((0, 0, 0, None), (0, 0, 0, None))))
         assert not chart.find_all(["rect", "circle", "polyline"]) and chart.title.get_text() and chart.desc.get_text()

@@ -15,12 +15,7 @@ from abstain.serving.service.keys import ApiKeys, create_key
 from tests.browser import headless
 from tests.data.decision_log.builders import decision, url_of
 from tests.factories import cited
-from tests.serving.status_page.builders import (
-    listening,
-    make_server,
-    queue_answers,
-    withheld,
-)
+from tests.serving.status_page.builders import listening, make_server, queue_answers, withheld
 
 pytestmark = pytest.mark.slow
 
@@ -96,18 +91,23 @@ def press_access_key(page: Page, key: str) -> None:
     session.send("Input.dispatchKeyEvent", {"type": "keyUp", "modifiers": 1, "key": key})
 
 
-def choose_criteria(page: Page) -> None:
-    """Choose complete and truthful, and not correct."""
-    for name, key in (("Complete", "Space"), ("Correct", "ArrowRight"), ("Truthful", "Space")):
-        tab_to(page, page.get_by_role("group", name=name).get_by_role("radio", name="yes"))
-        page.keyboard.press(key)
-
-
-def test_answer_is_tried_by_keyboard(browser: Browser, service: GateService) -> None:
+def test_pages_are_used_by_keyboard(browser: Browser, service: GateService, tmp_path: Path) -> None:
     before = dict(queries.count_decisions(service.log.database))
-    with listening(make_server(service, ApiKeys())) as address, open_page(browser, address) as page:
+    queue_answers(service, "a", "b", "c")
+    key, line = create_key("ann", ["ask", "read_withheld", "review"])
+    with listening(make_server(service, ApiKeys(text=line))) as address, open_page(browser, address) as page:
         page.keyboard.press("Tab")
         expect(page.get_by_role("link", name="To the content")).to_be_focused()
+        for text in ("wrong", key):
+            expect(page.get_by_text("v1.2.0")).to_have_count(0)
+            tab_to(page, page.get_by_label("Key"))
+            page.keyboard.type(text)
+            page.keyboard.press("Enter")
+            if text == "wrong":
+                expect(page.get_by_role("alert")).to_be_visible()
+        expect(page.get_by_role("heading", name="v1.2.0 is live")).to_be_visible()
+        assert [cookie["httpOnly"] for cookie in page.context.cookies()] == [True, True]
+
         for label, text in (("Question", "What is the fee?"), ("Contexts", "There is none."), ("Answer", "None, é.")):
             tab_to(page, page.get_by_role("textbox", name=label))
             page.keyboard.type(text)
@@ -118,12 +118,9 @@ def test_answer_is_tried_by_keyboard(browser: Browser, service: GateService) -> 
             expect(page.get_by_role("rowheader", name=signal, exact=True)).to_be_visible()
         expect(page.locator("#pieces")).to_have_text("None, é.")
         expect(page.get_by_role("textbox", name="Answer")).to_have_value("None, é.")
-    assert queries.count_decisions(service.log.database) == before
+        assert queries.count_decisions(service.log.database) == before
 
-
-def test_queue_is_reviewed_by_keyboard(browser: Browser, service: GateService, tmp_path: Path) -> None:
-    queue_answers(service, "a", "b", "c")
-    with listening(make_server(service, ApiKeys())) as address, open_page(browser, address) as page:
+        page.goto(f"{address}/")
         tab_to(page, page.get_by_role("link", name="Review the next answer"))
         page.keyboard.press("Enter")
         expect(page.get_by_text("Is it a?")).to_be_in_viewport()
@@ -132,57 +129,45 @@ def test_queue_is_reviewed_by_keyboard(browser: Browser, service: GateService, t
         expect(page.get_by_role("group", name="Complete").get_by_role("radio", name="yes")).to_be_checked()
         page.keyboard.press("ArrowDown")
         expect(page.get_by_role("group", name="Complete").get_by_role("radio", name="no")).to_be_checked()
-        for key in ("3", "6", "i"):
-            press_access_key(page, key)
+        for access_key in ("3", "6", "i"):
+            press_access_key(page, access_key)
         page.keyboard.type("It is 5 euros.")
         press_access_key(page, "s")
         expect(page.get_by_text("Saved.")).to_be_visible()
         expect(page.get_by_text("Is it b?")).to_be_visible()
         press_access_key(page, "k")
         expect(page.get_by_text("Is it c?")).to_be_visible()
-        choose_criteria(page)
-        page.keyboard.press("Enter")
+        for access_key in ("1", "4", "5", "s"):
+            press_access_key(page, access_key)
         expect(page.get_by_text("2 of the 3 answers of this sample are reviewed.")).to_be_visible()
         expect(page.get_by_text("Is it b?")).to_be_visible()
-    rows = DecisionLogSource(name="decisions", url=url_of(tmp_path)).read({})
-    reviews = [row.review for row in rows if row.review]
-    assert [(row.interaction_id, row.complete, row.correct, row.truthful, row.ideal_answer) for row in reviews] == [
-        ("a", False, True, False, "It is 5 euros."),
-        ("c", True, False, True, None),
-    ]
-    assert {row.inclusion_probability for row in reviews} == {3 / 17}
 
-
-def test_withheld_answer_is_reviewed_after_a_login(browser: Browser, service: GateService) -> None:
-    key, line = create_key("ann", ["read_withheld", "review"])
-    with listening(make_server(service, ApiKeys(text=line))) as address, open_page(browser, address) as page:
-        expect(page.get_by_text("v1.2.0")).to_have_count(0)
-        for text in ("wrong", key):
-            tab_to(page, page.get_by_label("Key"))
-            page.keyboard.type(text)
-            page.keyboard.press("Enter")
-            if text == "wrong":
-                expect(page.get_by_role("alert")).to_be_visible()
-        expect(page.get_by_role("heading", name="v1.2.0 is live")).to_be_visible()
-        expect(page.get_by_role("button", name="Try it")).to_have_count(0)
-        assert [cookie["httpOnly"] for cookie in page.context.cookies()] == [True, True]
+        page.goto(f"{address}/")
         tab_to(page, page.get_by_role("link", name="May I pay late?"))
         page.keyboard.press("Enter")
         expect(page.get_by_role("heading", name="A withheld answer")).to_be_visible()
-        choose_criteria(page)
+        for name, pressed in (("Complete", "Space"), ("Correct", "ArrowRight"), ("Truthful", "Space")):
+            tab_to(page, page.get_by_role("group", name=name).get_by_role("radio", name="yes"))
+            page.keyboard.press(pressed)
         tab_to(page, page.get_by_role("button", name="Save the review"))
         page.keyboard.press("Enter")
         expect(page.get_by_text("ann: complete yes, correct no, truthful yes")).to_be_visible()
         tab_to(page, page.get_by_role("link", name="Back to the newest withheld answers"))
         page.keyboard.press("Enter")
         expect(page.get_by_role("listitem").filter(has_text="May I pay late?")).to_contain_text("reviewed")
+
         tab_to(page, page.get_by_role("button", name="Log out"))
         page.keyboard.press("Enter")
         expect(page.get_by_role("heading", name="Log in")).to_be_visible()
         page.go_back()
         expect(page.get_by_role("heading", name="Log in")).to_be_visible()
-    (review,) = queries.get_decision(service.log.database, NEWEST).feedback
-    assert not review.correct
+    rows = DecisionLogSource(name="decisions", url=url_of(tmp_path)).read({})
+    reviews = [row.review for row in rows if row.review]
+    assert [(row.interaction_id, row.complete, row.correct, row.truthful, row.ideal_answer) for row in reviews] == [
+        ("a", False, True, False, "It is 5 euros."),
+        ("c", True, False, True, None),
+        (NEWEST, True, False, True, None),
+    ]
 
 
 def test_pages_fit_a_phone_and_have_contrast_in_both_schemes(browser: Browser, service: GateService) -> None:
