@@ -6,7 +6,6 @@
 import itertools
 import sys
 from dataclasses import replace
-from functools import partial
 from statistics import NormalDist
 from typing import Any
 
@@ -66,12 +65,9 @@ def test_check_candidate_equal_scorer_needs_new_threshold() -> None:
     assert check_set(make_equal_set(), champion_threshold=0.4).is_approved
     missed = {"champion_threshold": 0.4, "threshold": 0.05, "target_precision": 0.95, "max_slice_drop": 0.9}
     assert get_failed(check_set(make_equal_set(), **missed)) == {"precision"}
-
-
-def test_check_candidate_missed_precision_small_slices_fails() -> None:
     many = replace(make_set(), products=np.array([f"p{n % 40}" for n in range(400)]))
     decision = check_set(many, threshold=0.05, target_precision=0.95, max_ece=1.0)
-    assert get_failed(decision) == {"precision"}
+    assert get_failed(decision) == {"precision"}, "small slices are not judged"
     assert all(check.passed is None for check in decision.checks if check.name.startswith("slice"))
 
 
@@ -167,37 +163,27 @@ def test_decision_used_comparison_and_is_approved_if_judged() -> None:
     assert not PromotionDecision((PromotionCheck(Code.NOT_BETTER, "reported", None, 1.0, 0.0, ""),)).is_approved
 
 
-def test_check_coverage_drop_fails_unless_target_changed() -> None:
+def test_check_coverage_drop_adds_prior_loss_if_same_target() -> None:
     holdout = make_equal_set()
-    few = float(np.quantile(holdout.confidences[CANDIDATE], 0.9))
+    few, half = map(float, np.quantile(holdout.confidences[CANDIDATE], [0.9, 0.55]))
     assert get_failed(check_set(holdout, threshold=few)) == {"coverage"}
     changed = check_set(holdout, threshold=few, same_target=False)
     coverage = get_check(changed, "coverage")
     assert changed.is_approved and coverage.passed is None and np.isnan(coverage.value)
-
-
-def test_check_coverage_drop_adds_prior_loss() -> None:
-    holdout = make_equal_set()
-    threshold = float(np.quantile(holdout.confidences[CANDIDATE], 0.55))
     loss = np.mean(holdout.confidences[CANDIDATE] >= 0.5) - 0.45
     assert 0.05 < loss < 0.2
-    once, twice = (check_set(holdout, threshold=threshold, prior_coverage_loss=prior) for prior in (0.0, 0.19))
-    assert get_check(once, "coverage").value == pytest.approx(-loss, abs=0.01)
+    once, twice = (check_set(holdout, threshold=half, prior_coverage_loss=prior) for prior in (0.0, 0.19))
     assert get_failed(once) == set() and get_failed(twice) == {"coverage"}
-    assert get_check(twice, "coverage").value == pytest.approx(get_check(once, "coverage").value - 0.19)
+    values = [get_check(decision, "coverage").value for decision in (once, twice)]
+    assert values == pytest.approx([-loss, -loss - 0.19], abs=0.01) and values[1] == pytest.approx(values[0] - 0.19)
 
 
-@pytest.mark.parametrize(
-    ("field", "limit", "name"), [("parity", 1e-4, "ONNX parity"), ("latency_p99_ms", 20.0, "latency")]
-)
-def test_check_candidate_parity_and_latency_limits(field: str, limit: float, name: str) -> None:
-    assert check_set(**{field: limit}).is_approved
-    for wrong in (float("nan"), 1.005 * limit):
-        decision = check_set(**{field: wrong})
-        assert get_failed(decision) == {name} and not decision.is_approved
-
-
-def test_check_candidate_uncalibrated_fails() -> None:
+def test_check_candidate_parity_latency_and_calibration_limits() -> None:
+    for field, limit, name in (("parity", 1e-4, "ONNX parity"), ("latency_p99_ms", 20.0, "latency")):
+        assert check_set(**{field: limit}).is_approved
+        for wrong in (float("nan"), 1.005 * limit):
+            decision = check_set(**{field: wrong})
+            assert get_failed(decision) == {name} and not decision.is_approved
     overconfident = make_set()
     overconfident.confidences[CANDIDATE] = 0.9 + 0.1 * overconfident.confidences[CANDIDATE]
     decision = check_set(overconfident)
@@ -234,16 +220,16 @@ def test_check_newest_drop_limit_is_max_newest_drop() -> None:
     assert get_check(check_set(newest=newest, max_newest_drop=drop - 1e-9), "newest split").passed is False
 
 
-@pytest.mark.parametrize("documents", [1, 2])
-def test_check_products_few_documents_are_not_judged(documents: int) -> None:
+def test_check_products_few_documents_are_not_judged() -> None:
     """All answers about one document may be wrong together; two of them do not tell how often."""
-    holdout = make_set()
-    few = np.isin(holdout.groups, [f"doc-{n}" for n in range(documents)])
-    holdout.confidences[CANDIDATE][few] = 0.9
-    holdout.correct[few] = np.arange(few.sum()) % 2
-    decision = check_set(replace(holdout, products=np.where(few, "new", "gold")), min_n_eff=8, max_ece=1.0)
-    check = get_check(decision, "slice new")
-    assert check.value < check.limit and check.passed is None
+    for documents in (["doc-0"], ["doc-0", "doc-1"]):
+        holdout = make_set()
+        few = np.isin(holdout.groups, documents)
+        holdout.confidences[CANDIDATE][few] = 0.9
+        holdout.correct[few] = np.arange(few.sum()) % 2
+        decision = check_set(replace(holdout, products=np.where(few, "new", "gold")), min_n_eff=8, max_ece=1.0)
+        check = get_check(decision, "slice new")
+        assert check.value < check.limit and check.passed is None
 
 
 def test_check_products_below_floor_fails_unless_small() -> None:
@@ -266,28 +252,23 @@ def check_after_erasure(holdout: EvaluationSet, **options: Any) -> PromotionDeci
     return check_set(holdout, rule="non_inferior", max_ece=1.0, **options)
 
 
-def test_check_non_inferior_equal_or_better_is_approved() -> None:
-    decision = check_after_erasure(make_equal_set())
+def test_check_non_inferior_fails_if_clearly_worse_only() -> None:
+    equal, better, worse = map(check_after_erasure, (make_equal_set(), make_set(), make_set(**WORSE)))
     names = {NOT_WORSE, "as precise", "newest split", "same hold-out", "precision", "latency"}
-    assert decision.is_approved and {check.name for check in decision.checks} >= names
-    assert get_check(decision, NOT_WORSE).value == 1
-    better = check_after_erasure(make_set())
+    assert equal.is_approved and {check.name for check in equal.checks} >= names
+    assert get_check(equal, NOT_WORSE).value == 1
     assert better.is_approved and get_check(better, NOT_WORSE).value >= get_check(check_set(), BETTER).value
+    assert NOT_WORSE in get_failed(worse) and get_check(worse, NOT_WORSE).value < 0.05
+    assert BETTER in get_failed(check_set(make_set(**WORSE)))
 
 
 @pytest.mark.heavy
 def test_check_non_inferior_power_grows_with_rows() -> None:
-    passed = {
-        rows: sum(check_after_erasure(make_related_set(rows, 1.2, 1.2, seed)).is_approved for seed in range(20))
+    few, many = (
+        sum(check_after_erasure(make_related_set(rows, 1.2, 1.2, seed)).is_approved for seed in range(20))
         for rows in (60, 1000)
-    }
-    assert passed[1000] >= 19 and passed[60] < passed[1000]
-
-
-def test_check_non_inferior_clearly_worse_fails() -> None:
-    decision = check_after_erasure(make_set(**WORSE))
-    assert NOT_WORSE in get_failed(decision) and get_check(decision, NOT_WORSE).value < 0.05
-    assert BETTER in get_failed(check_set(make_set(**WORSE)))
+    )
+    assert many >= 19 and few < many
 
 
 @pytest.mark.heavy
@@ -335,6 +316,8 @@ def test_check_candidate_erasure_keeps_other_limits() -> None:
     measured = {"parity": 1.0, "latency_p99_ms": 99.0, "threshold": 0.05, "target_precision": 0.95}
     decision = check_set(make_equal_set(), rule="non_inferior", same_holdout=False, max_slice_drop=0.9, **measured)
     assert {"ONNX parity", "latency", "same hold-out", "precision"} <= get_failed(decision)
+    assert get_failed(check_set(same_holdout=False)) == {"same hold-out"}
+    assert "without 3 of its answers" in get_check(check_set(erased=3), "same hold-out").message
 
 
 def test_check_candidate_accepted_worse_is_not_judged() -> None:
@@ -342,18 +325,13 @@ def test_check_candidate_accepted_worse_is_not_judged() -> None:
         newest = make_set(rows=60, probe=0.2, champion=2.0, seed=10)
         return check_set(make_set(**WORSE), newest, target_precision=0.6, rule=rule, **options)
 
-    names = (NOT_WORSE, "newest split")
-    assert set(names) <= get_failed(check("non_inferior"))
-    decision = check("accepted")
+    decision, failed = check("accepted"), get_failed(check("non_inferior"))
     assert decision.is_approved
-    assert all(found.passed is None and found.value < found.limit for found in map(partial(get_check, decision), names))
+    for name in (NOT_WORSE, "newest split"):
+        found = get_check(decision, name)
+        assert found.passed is None and found.value < found.limit and name in failed
     assert not check("accepted", parity=1.0).is_approved
     assert get_failed(check("accepted", same_holdout=False)) == {"same hold-out"}
-
-
-def test_check_same_holdout_counts_erased_answers() -> None:
-    assert get_failed(check_set(same_holdout=False)) == {"same hold-out"}
-    assert "without 3 of its answers" in get_check(check_set(erased=3), "same hold-out").message
 
 
 def test_check_candidate_first_version_beats_baselines() -> None:
@@ -366,16 +344,10 @@ def test_check_candidate_first_version_beats_baselines() -> None:
     assert get_failed(check_set(holdout, champion=None)) == {"better than length_only"}
 
 
-@pytest.mark.parametrize(
-    ("measured", "failed"),
-    [
-        ({"threshold": 0.0, "target_precision": 0.5}, {"better than base rate"}),  # shows everything
-        ({"threshold": 1.1}, {"better than base rate", "precision"}),  # shows nothing
-        ({"threshold": float("nan")}, {"better than base rate", "precision"}),
-    ],
-)
-def test_check_candidate_first_version_useless_threshold_fails(measured: dict[str, float], failed: set[str]) -> None:
-    assert get_failed(check_set(champion=None, **measured)) == failed
+@pytest.mark.parametrize(("threshold", "failed"), [(0.0, set()), (1.1, {"precision"}), (float("nan"), {"precision"})])
+def test_check_candidate_first_version_shows_all_or_none_fails(threshold: float, failed: set[str]) -> None:
+    decision = check_set(champion=None, threshold=threshold, target_precision=0.5)
+    assert get_failed(decision) == {"better than base rate"} | failed
 
 
 @pytest.mark.parametrize("champion", [CHAMPION, None])
@@ -396,10 +368,8 @@ def test_check_candidate_weight_counts_as_repeated_rows(champion: str | None) ->
     assert get_check(weighted, "precision").value != pytest.approx(get_check(check_set(once), "precision").value)
 
 
-UNGUARANTEED = {
-    "missing_guarantee": MissingGuarantee("about 500 more are needed", 500),
-    "allow_missing_guarantee": True,
-}
+MISSING = MissingGuarantee("about 500 more reviews are needed", 500)
+UNGUARANTEED = {"missing_guarantee": MISSING, "allow_missing_guarantee": True}
 
 
 def test_check_candidate_missing_guarantee_only_if_allowed() -> None:

@@ -63,7 +63,7 @@ def test_registry_notice_names_missing_reviews() -> None:
         (["v1.4.2"], ["probe@v1.5.0", "probe@v1.6.0"], "v1.7.0"),
     ],
 )
-def test_get_next_version(promoted: list[str], tags: list[str], expected: str) -> None:
+def test_get_next_version_skips_all_promoted_and_tagged(promoted: list[str], tags: list[str], expected: str) -> None:
     assert get_next_version(promoted, tags) == expected
 
 
@@ -74,6 +74,11 @@ versions = st.lists(st.tuples(*[st.integers(0, 30)] * 3).map(lambda three: "v{}.
 def test_get_next_version_is_above_promoted_and_untagged(promoted: list[str], tagged: list[str]) -> None:
     version = get_next_version(promoted, map(make_version_tag, tagged))
     assert parse_version(version) > max(map(parse_version, promoted)) and version not in tagged
+
+
+def test_parse_version_tags_sorted_by_number() -> None:
+    tags = ["probe@v1.10.0", "probe@vnext", "encoder@v1.0.0", "probe@v1.9.0"]
+    assert parse_version_tags(tags) == ["v1.9.0", "v1.10.0"]
 
 
 NO_VERSIONS = ["1.0.0", "v1.0", "v1.0.0-rc1", "", "v1.0.0\n", "v01.0.0", "v٣.0.0", f"v{'9' * 5000}.0.0"]
@@ -87,11 +92,6 @@ def test_parse_registry_invalid_version_raises(version: str) -> None:
         parse_registry(json.dumps(content))
     with pytest.raises(AbstainError, match=r"v1\.2\.0$"):
         parse_version(version)
-
-
-def test_parse_version_tags_sorted_by_number() -> None:
-    tags = ["probe@v1.10.0", "probe@vnext", "encoder@v1.0.0", "probe@v1.9.0"]
-    assert parse_version_tags(tags) == ["v1.9.0", "v1.10.0"]
 
 
 def test_load_registry_reads_what_was_written_or_is_empty(tmp_path: Path) -> None:
@@ -167,11 +167,8 @@ def test_mark_erased_since_first_erasure() -> None:
     assert clean.taint is None
     back = roll_back(clean)
     assert back.taint == marked.taint and roll_back(back).taint == marked.tainted["v1.0.0"]
-
-
-def test_mark_erased_unreadable_data_is_uncertain() -> None:
     uncertain = make_registry("v1.0.0").mark_erased({"v1.0.0": False}, LATER)
-    assert uncertain.taint is not None and "perhaps" in str(uncertain.taint)
+    assert uncertain.taint is not None and "perhaps" in str(uncertain.taint), "its data could not be read"
     certain = uncertain.mark_erased({"v1.0.0": True}, LAST).mark_erased({"v1.0.0": False}, LAST)
     assert certain.taint is not None and certain.taint.certain and certain.taint.since == LATER
 

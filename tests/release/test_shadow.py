@@ -42,6 +42,9 @@ def test_compare_shadow_outcome_in_both_directions() -> None:
     assert compare(clear).check.limit == pytest.approx(PARAMS.false_promotion_rate / PARAMS.max_comparisons)
     with pytest.raises(AbstainError, match="the same confidences"):
         compare(make_equal_set())
+    with pytest.raises(AbstainError, match="promotion.max_comparisons") as error:
+        compare(clear, ComparisonBudget(PARAMS.max_comparisons, PARAMS.false_promotion_rate))
+    assert error.value.code is Code.NOT_BETTER
 
 
 def test_compare_shadow_each_at_its_own_threshold() -> None:
@@ -70,13 +73,7 @@ def test_compare_shadow_uses_weights() -> None:
     assert compare(replace(mixed, weight=None)).outcome == "inconclusive"
 
 
-def test_compare_shadow_used_up_budget_raises() -> None:
-    with pytest.raises(AbstainError, match="promotion.max_comparisons") as error:
-        compare(make_set(), ComparisonBudget(PARAMS.max_comparisons, PARAMS.false_promotion_rate))
-    assert error.value.code is Code.NOT_BETTER
-
-
-def test_require_enough_reviews_few_rows_or_groups_raises() -> None:
+def test_shadow_too_few_reviews_or_damaged_file_raise() -> None:
     enough = make_set()
     require_enough_reviews(enough, MIN_N_EFF)
     few = replace(enough, groups=np.array([f"doc-{n % 9}" for n in range(len(enough.correct))]))
@@ -84,9 +81,6 @@ def test_require_enough_reviews_few_rows_or_groups_raises() -> None:
         with pytest.raises(AbstainError) as error:
             require_enough_reviews(paired, MIN_N_EFF)
         assert error.value.code is Code.TOO_FEW_LABELS
-
-
-def test_parse_shadow_damaged_names_remedy() -> None:
     with pytest.raises(AbstainError, match="shadow.json is damaged .*abstain shadow set"):
         parse_shadow('{"candidate": 1}')
 
