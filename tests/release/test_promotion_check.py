@@ -190,17 +190,13 @@ def test_check_candidate_parity_latency_and_calibration_limits() -> None:
     assert "calibration" in get_failed(decision) and get_check(decision, BETTER).passed
 
 
-NOTHING = np.array([])
-EMPTY = EvaluationSet(NOTHING.astype(int), NOTHING, NOTHING, {CANDIDATE: NOTHING, CHAMPION: NOTHING})
-
-
 @pytest.mark.parametrize(
     ("newest", "passed"),
     [
         (make_set(rows=60, probe=0.2, champion=2.0, seed=10), False),
         (make_set(rows=19, probe=0.2, champion=2.0, seed=10), None),
         (make_set(rows=60, probe=0.9, champion=1.3, seed=31), None),
-        (EMPTY, None),
+        (EvaluationSet(*[np.array([], int)] * 3, dict.fromkeys((CANDIDATE, CHAMPION), np.array([]))), None),
         (replace(make_set(seed=10), correct=np.ones(400, int)), None),
     ],
     ids=["worse", "too few", "may be chance", "empty", "one class"],

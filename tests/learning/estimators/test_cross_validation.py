@@ -116,9 +116,8 @@ def test_fit_probe_selects_step_of_least_held_out_loss(architecture: Architectur
     fitted = fit_probe(architecture, train, groups, FEW)
     history, entry = fitted.history, PROBES[architecture]
     params = entry.apply_fixed_params(FEW)
-    fold = torch.from_numpy(
-        Labels(train.correct.numpy(), train.weight.numpy(), groups).assign_folds(params.folds, params.seed)
-    )
+    labels = Labels(train.correct.numpy(), train.weight.numpy(), groups)
+    fold = torch.from_numpy(labels.assign_folds(params.folds, params.seed))
     logits = torch.empty(90, 2)
     for f in range(3):
         held_out = (fold == f).nonzero().flatten()

@@ -39,9 +39,8 @@ def test_training_rows_subset_is_consistent_and_lazy() -> None:
     rows = make_planted(6, 1)
     rows.weight[:] = torch.arange(6)
     watched = Watched(rows.states)
-    subset = (
-        TrainingRows(watched, rows.correct, rows.weight).subset(torch.tensor([4, 0, 5])).subset(torch.tensor([1, 0]))
-    )
+    whole = TrainingRows(watched, rows.correct, rows.weight)
+    subset = whole.subset(torch.tensor([4, 0, 5])).subset(torch.tensor([1, 0]))
     assert len(subset) == 2
     assert subset.weight.tolist() == [0, 4]
     assert subset.correct.tolist() == [rows.correct[0], rows.correct[4]]

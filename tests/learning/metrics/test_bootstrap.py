@@ -58,9 +58,8 @@ def test_paired_difference_is_narrower_than_two_intervals() -> None:
     assert 0 < low < difference.value < high
     assert difference.value == pytest.approx(found["own"].value - found["other"].value)
     assert difference.probability_positive > 0.97
-    assert paired_difference(found["other"], found["own"]).probability_positive == pytest.approx(
-        1 - difference.probability_positive
-    )
+    reverse = paired_difference(found["other"], found["own"])
+    assert reverse.probability_positive == pytest.approx(1 - difference.probability_positive)
     assert paired_difference(found["own"], found["own"]).probability_positive == 0  # equal is not better
 
 

@@ -173,11 +173,9 @@ def test_fit_calibrator_too_few_of_a_class_raises(method: Method) -> None:
 def test_fit_calibrator_invalid_value_raises(
     method: Method, confidence: float, correct: float, weight: float, named: str
 ) -> None:
-    good, verdicts = make_overconfident(59)
+    rows = zip((*make_overconfident(59), np.ones(59)), (confidence, correct, weight), strict=True)
     with pytest.raises(AbstainError, match=named):
-        fit_calibrator(
-            method, np.append(good, confidence), np.append(verdicts, correct), np.append(np.ones(59), weight)
-        )
+        fit_calibrator(method, *(np.append(good, bad) for good, bad in rows))
 
 
 @pytest.mark.parametrize(

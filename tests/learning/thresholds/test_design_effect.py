@@ -50,9 +50,8 @@ def test_intraclass_correlation_is_independent_of_sampling(liked_often: float) -
     (estimate,), (above,) = estimate_intraclass_correlation(found)
     assert estimate == pytest.approx(0.11, abs=0.02)
     assert estimate < above < estimate + 0.02
-    shuffled = compute_group_totals(
-        *of, np.random.default_rng(1).permutation(rows.groups), np.array([0.0]), "precision"
-    )
+    other_groups = np.random.default_rng(1).permutation(rows.groups)
+    shuffled = compute_group_totals(*of, other_groups, np.array([0.0]), "precision")
     assert estimate_intraclass_correlation(shuffled)[0][0] < 0.01
 
 
@@ -67,9 +66,8 @@ def test_intraclass_correlation_pools_tables_by_pairs() -> None:
 
 def test_intraclass_correlation_adds_the_jackknife_error() -> None:
     """Of four pairs two agree and two do not: leaving one out moves the estimate of 0 by a third, up or down."""
-    (estimate, _), (above, _) = estimate_intraclass_correlation(
-        make_totals([1, 1, 0, 0, 1, 0, 1, 0], [0, 0, 1, 1, 2, 2, 3, 3])
-    )
+    pairs = make_totals([1, 1, 0, 0, 1, 0, 1, 0], [0, 0, 1, 1, 2, 2, 3, 3])
+    (estimate, _), (above, _) = estimate_intraclass_correlation(pairs)
     assert estimate == pytest.approx(0) and above == pytest.approx(np.sqrt(3 / 4 * 4 / 9))
     for correct, bound in (([1, 1, 0, 0, 0, 0], 1), ([1, 0, 1, 0, 1, 0], 0)):
         estimates, aboves = estimate_intraclass_correlation(make_totals(correct, [0, 0, 1, 1, 2, 2]))

@@ -178,10 +178,8 @@ def test_fit_regressor_is_reproducible_across_processes(tmp_path: Path) -> None:
     names = ("LOKY_MAX_CPU_COUNT", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PYTHONHASHSEED")
     running = []
     for cores in "12":
-        command, environment = [sys.executable, "-c", FIT, str(tmp_path / cores)], dict.fromkeys(names, cores)
-        running.append(
-            subprocess.Popen(command, cwd=ROOT, env=os.environ | environment, stdout=subprocess.PIPE, text=True)
-        )
+        command, environment = [sys.executable, "-c", FIT, tmp_path / cores], os.environ | dict.fromkeys(names, cores)
+        running.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True))
     one, two = (process.communicate(timeout=300)[0] for process in running)
     assert one == two and one.count("\n") == len(REGRESSOR_ALGORITHMS)
 
