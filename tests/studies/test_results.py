@@ -87,7 +87,7 @@ def test_cell_of_another_regressor_reads_nothing_anew(data: Path, tmp_path: Path
     cell = runner.experiment.list_table_cells("2")[0]
     first, other = runner.run(cell), runner.run(cell.model_copy(update={"regressor": "linear"}))
     assert {cost["forward_tokens"] for cost in other["computed"].values()} == {0}
-    assert other["by_threshold"][0]["mse"] != first["by_threshold"][0]["mse"]
+    assert other["by_threshold"][0].mse != first["by_threshold"][0].mse
     assert other["correctness"] == first["correctness"]
 
 

@@ -100,7 +100,9 @@ def test_study_computes_its_cells_and_writes_its_report(tmp_path: Path, prefect_
         dropped = result["dropped_columns"]
         assert "N.instruction.nll_mean" in dropped and dropped["B.context.nll_mean"] is None
         assert result["columns"] > 100 and result["perturbed"]["empty"] == 0
-        assert all(result["computed"][step]["forward_tokens"] > 0 for step in ("answering", "perturbing", "reading"))
+        assert result["computed"]["perturbing"]["forward_tokens"] > 0
+    for step in ("answering", "reading"):  # what the cells share is computed once
+        assert any(result["computed"][step]["forward_tokens"] > 0 for result in results), step
 
 
 @pytest.fixture(scope="module")
