@@ -1,5 +1,6 @@
 """Evaluation sets with known scorers, and the promotion checks on them."""
 
+from dataclasses import replace
 from statistics import NormalDist
 from typing import Any
 
@@ -74,11 +75,16 @@ def compute_true_auroc(sharpness: float) -> float:
 def check_set(
     holdout: EvaluationSet | None = None, newest: EvaluationSet | None = None, **options: Any
 ) -> PromotionDecision:
-    """Run the promotion checks; `options` are arguments of `check_candidate`, or promotion parameters."""
+    """Run the promotion checks; `options` are arguments of `check_candidate`, measurements or promotion parameters."""
+    measured = {name: options.pop(name) for name in vars(MEASURED) if name in options}
     params = {name: options.pop(name) for name in PromotionParams.model_fields if name in options}
-    arguments = {"candidate": MEASURED, "min_n_eff": MIN_N_EFF, "champion": CHAMPION, "same_holdout": True} | options
+    arguments = {"min_n_eff": MIN_N_EFF, "champion": CHAMPION, "same_holdout": True} | options
     return check_candidate(
-        holdout or make_set(), newest or make_set(seed=10), params=PARAMS.model_copy(update=params), **arguments
+        holdout or make_set(),
+        newest or make_set(seed=10),
+        candidate=replace(MEASURED, **measured),
+        params=PARAMS.model_copy(update=params),
+        **arguments,
     )
 
 

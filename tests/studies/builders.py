@@ -15,49 +15,36 @@ TRAIN, EVALUATION = "train.jsonl", "evaluation.jsonl"
 FACTS = 3
 
 GRID = {"tokens": [2], "where": ["random"], "when": ["single_shot"]}
-DECLARED: dict[str, Any] = {
-    "title": "A small study",
-    "paper": "Nobody et al., on 2,100 answers",
-    "seed": 5,
-    "files": {"train": TRAIN, "evaluation": EVALUATION},
-    "answer_tokens": 8,
-    "draws": 100,
-    "models": {
-        "embedded": {"model": "smollm2-135m-instruct", "layout": "qa-chatml-v1"},
-        "absent": {"model": "nobody/no-such-model"},
-    },
-    "sizes": {"tiny": {"train": 12, "evaluation": 6}},
-    "regressors": {"folds": 2, "seed": 7, "trees": 20, "max_features": 0.33, "min_leaf": 2},
-    "thresholds": [0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9],
-    "buffer": 0.05,
-    "tables": {
-        "headline": {
-            "title": "Against baselines",
-            "size": "tiny",
-            "grid": GRID,
-            "baselines": True,
-        },
-        "2": {
-            "title": "How many tokens",
-            "size": "tiny",
-            "grid": GRID | {"tokens": [2, 3]},
-            "paper": {
-                "base": "Big",
-                "perturbation": "Big",
-                "threshold": 0.95,
-                "mse": "≤ 0.004",
-                "rows": [{"tokens": 5, "auroc": 0.735}, {"tokens": 3, "accuracy": 0.7, "auroc": 0.797}],
-            },
-        },
-        "12": {
-            "title": "Where t is",
-            "size": "tiny",
-            "grid": GRID,
-            "at": [0.35, 0.5],
-            "paper": {"base": "Big", "perturbation": "Big", "rows": [{"threshold": 0.5, "f1": 0.958}]},
-        },
-    },
-}
+DECLARED: dict[str, Any] = yaml.safe_load(f"""
+title: A small study
+paper: Nobody et al., on 2,100 answers
+seed: 5
+files: {{train: {TRAIN}, evaluation: {EVALUATION}}}
+answer_tokens: 8
+draws: 100
+models:
+  embedded: {{model: smollm2-135m-instruct, layout: qa-chatml-v1}}
+  absent: {{model: nobody/no-such-model}}
+sizes: {{tiny: {{train: 12, evaluation: 6}}}}
+regressors: {{folds: 2, seed: 7, trees: 20, max_features: 0.33, min_leaf: 2}}
+thresholds: [0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
+buffer: 0.05
+tables:
+  headline: {{title: Against baselines, size: tiny, grid: {GRID}, baselines: true}}
+  "2":
+    title: How many tokens
+    size: tiny
+    grid: {GRID | {"tokens": [2, 3]}}
+    paper:
+      {{base: Big, perturbation: Big, threshold: 0.95, mse: ≤ 0.004,
+       rows: [{{tokens: 5, auroc: 0.735}}, {{tokens: 3, accuracy: 0.7, auroc: 0.797}}]}}
+  "12":
+    title: Where t is
+    size: tiny
+    grid: {GRID}
+    at: [0.35, 0.5]
+    paper: {{base: Big, perturbation: Big, rows: [{{threshold: 0.5, f1: 0.958}}]}}
+""")
 BAD = {
     "title": "Who perturbs",
     "size": "tiny",

@@ -4,22 +4,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from abstain.core.errors import AbstainError
 from studies.declared import VARIED, Grid, Size, load_experiment
 from tests.conftest import ROOT
-from tests.studies.builders import BAD, DECLARED, declared, write_study
+from tests.studies.builders import DECLARED, declared, write_study
 
 pytestmark = pytest.mark.soak(twin="test_study_computes_its_cells_and_writes_its_report")
 
-SHIPPED = ROOT / "studies" / "nll_perturbation.yaml"
+SHIPPED = load_experiment(ROOT / "studies" / "nll_perturbation.yaml")
 
 
 def test_load_experiment_shipped_study_has_the_paper_tables() -> None:
-    study = load_experiment(SHIPPED)
+    study = SHIPPED
     assert list(study.tables) == ["headline", "regressors", *map(str, range(2, 13))]
     headline = study.list_table_cells("headline")
     assert len(headline) == 4 and all(study.wants_baselines(cell) for cell in headline)
@@ -27,10 +26,6 @@ def test_load_experiment_shipped_study_has_the_paper_tables() -> None:
     rows = [row for table in study.tables.values() if table.paper for row in table.paper.fill_rows()]
     figures = [figure or 0 for row in rows for figure in (row.auroc, row.accuracy, row.f1, row.f1_buffered)]
     assert len(rows) == 47 and sum(figures) == pytest.approx(104.907), "the figures of the paper, as they were checked"
-
-
-def test_wants_baselines_depends_on_the_size() -> None:
-    study = load_experiment(SHIPPED)
     assert not any(study.wants_baselines(cell) for cell in study.list_table_cells("2"))
     same = study.resize({"grid": (2100, 900)})
     assert any(same.wants_baselines(cell) for cell in same.list_table_cells("2"))
@@ -38,8 +33,7 @@ def test_wants_baselines_depends_on_the_size() -> None:
 
 
 def test_list_cells_are_unique_and_grouped_by_features() -> None:
-    study = load_experiment(SHIPPED)
-    cells = study.list_cells()
+    study, cells = SHIPPED, SHIPPED.list_cells()
     assert len(cells) == len(set(cells))
     assert set(cells) == {cell for name in study.tables for cell in study.list_table_cells(name)}
     conditions = [cell.condition for cell in cells]
@@ -64,7 +58,7 @@ def test_grid_cells_are_a_product_without_repetition(tokens: list[int], where: l
 
 
 def test_resize_changes_sizes_by_name() -> None:
-    study = load_experiment(SHIPPED).resize({"grid": (300, 150)})
+    study = SHIPPED.resize({"grid": (300, 150)})
     assert str(study.sizes["grid"]) == "300 + 150" and str(study.sizes["paper"]) == "2,100 + 900"
     assert all(cell.size.train == 300 for cell in study.list_table_cells("2"))
     with pytest.raises(AbstainError, match="no size 'small': there are paper, grid"):
@@ -83,47 +77,36 @@ def test_get_thresholds_adds_those_of_the_tables() -> None:
     assert study.get_candidates(two) == study.thresholds
 
 
-def test_fill_rows_inherits_the_values_above() -> None:
+def test_fill_rows_inherits_the_values_above(tmp_path: Path) -> None:
     paper = {"base": "Big", "threshold": 0.95, "rows": [{"auroc": 0.7}, {"base": "Bigger", "auroc": 0.8}]}
-    table = {**DECLARED["tables"]["2"], "paper": paper}
-    filled = declared(tables={"2": table}).tables["2"].paper
+    file = write_study(tmp_path, tables={11: {**DECLARED["tables"]["2"], "paper": paper}})
+    assert "\n  11:" in file.read_text(), "the name of a table may be a number"
+    filled = load_experiment(file).tables["11"].paper
     assert filled is not None
     rows = [(row.base, row.threshold, row.auroc) for row in filled.fill_rows()]
     assert rows == [("Big", 0.95, 0.7), ("Bigger", 0.95, 0.8)]
 
 
-def wrong(*path: Any, value: Any) -> dict[str, Any]:
-    study = inner = copy.deepcopy(DECLARED)
-    for key in path[:-1]:
-        inner = inner[key]
-    inner[path[-1]] = value
-    return study
-
-
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("path", "value", "message"),
     [
-        (wrong("tables", "2", "size", value="huge"), "table 2: no size 'huge': there are tiny"),
-        (wrong("tables", "2", "grid", value={"base": ["nobody"]}), "table 2: no model 'nobody': there are embedded, absent"),
-        (wrong("tables", "2", "grid", value={"base": ["absent"]}), "table 2: the base model 'absent' needs a layout"),
-        (wrong("tables", "2", "grid", value={"metric": ["bleu"]}), "table 2: no correctness metric 'bleu': there are cosine"),
-        (wrong("tables", "2", "grid", value={"tokens": []}), "tables.2.grid.tokens: .*at least 1 item"),
-        (wrong("tables", "2", "grid", value={"wher": ["random"]}), "unknown key 'tables.2.grid.wher': did you mean 'where'"),
-        (wrong("tables", "2", "paper", "rows", value=[{"auc": 0.7}]), "unknown key 'tables.2.paper.rows.0.auc': did you mean 'auroc'"),
-        (wrong("models", "embedded", "layout", value="no-such-layout"), "no prompt layout 'no-such-layout'"),
-        (wrong("tables", value={}), "tables: .*at least 1 item"),
-        (wrong("thresholds_of_metric", value={"bleu": [0.5]}), "thresholds_of_metric: no correctness metric 'bleu': there are cosine"),
+        ("tables.2.size", "huge", "table 2: no size 'huge': there are tiny"),
+        ("tables.2.grid", {"base": ["nobody"]}, "table 2: no model 'nobody': there are embedded, absent"),
+        ("tables.2.grid", {"base": ["absent"]}, "table 2: the base model 'absent' needs a layout"),
+        ("tables.2.grid", {"metric": ["bleu"]}, "table 2: no correctness metric 'bleu': there are cosine"),
+        ("tables.2.grid", {"wher": ["random"]}, "unknown key 'tables.2.grid.wher': did you mean 'where'"),
+        ("tables.2.paper.rows", [{"auc": 0.7}], "unknown key 'tables.2.paper.rows.0.auc': did you mean 'auroc'"),
+        ("models.embedded.layout", "no-such-layout", "no prompt layout 'no-such-layout'"),
+        ("thresholds_of_metric", {"bleu": [0.5]}, "thresholds_of_metric: no correctness metric 'bleu': there are cosine"),
     ],
 )  # fmt: skip
-def test_load_experiment_wrong_file_is_one_line(tmp_path: Path, content: Any, message: str) -> None:
-    file = tmp_path / "wrong.yaml"
-    file.write_text(yaml.safe_dump(content, sort_keys=False))
+def test_load_experiment_wrong_file_is_one_line(tmp_path: Path, path: str, value: Any, message: str) -> None:
+    content = inner = copy.deepcopy(DECLARED)
+    *above, last = path.split(".")
+    for key in above:
+        inner = inner[key]
+    inner[last] = value
+    file = write_study(tmp_path, **content)
     with pytest.raises(AbstainError, match=message) as raised:
         load_experiment(file)
     assert "\n" not in str(raised.value) and str(raised.value).startswith(str(file))
-
-
-def test_load_experiment_table_name_may_be_a_number(tmp_path: Path) -> None:
-    file = write_study(tmp_path, tables={11: BAD})
-    assert "\n  11:" in file.read_text()
-    assert list(load_experiment(file).tables) == ["11"]

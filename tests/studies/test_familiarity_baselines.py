@@ -50,25 +50,22 @@ def test_baselines_score_every_instruction(baselines: FamiliarityBaselines) -> N
     assert (found["sampled_bert_score"] > 1).any(), "samples of one prompt differ"
 
 
-def test_baselines_likelihoods_are_those_of_the_reply(
+def test_baselines_are_computed_from_the_reply(
     baselines: FamiliarityBaselines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     set_reply(monkeypatch, "It is.")
-    found = baselines.score(ASKED[:1])
+    found = baselines.score(ASKED)
     given, alone = log_probs_of("instruction", ASKED[0].text, "It is."), log_probs_of("", "", "It is.")
-    assert found["greedy_mean_log_prob"] == pytest.approx([given.mean()], abs=1e-4)
-    assert found["greedy_min_log_prob"] == pytest.approx([given.min()], abs=1e-4)
-    assert found["greedy_perplexity"] == pytest.approx([-np.exp(-alone.mean())], rel=1e-3)
-
-
-def test_baselines_significance_of_a_masked_concept_is_zero(
-    baselines: FamiliarityBaselines, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    set_reply(monkeypatch, "It is.")
-    tuplet, masked, _ = baselines.score(ASKED)["greedy_significance"]
-    assert masked == 0 < tuplet
+    assert found["greedy_mean_log_prob"][0] == pytest.approx(given.mean(), abs=1e-4)
+    assert found["greedy_min_log_prob"][0] == pytest.approx(given.min(), abs=1e-4)
+    assert found["greedy_perplexity"][0] == pytest.approx(-np.exp(-alone.mean()), rel=1e-3)
+    tuplet, masked, _ = found["greedy_significance"]
+    assert masked == 0 < tuplet, "a masked concept says nothing"
     p, q = (log_probs_of("concept-explain", text, "It is.") for text in ("Tuplet", MASK))
     assert tuplet == pytest.approx(((np.exp(p) - np.exp(q)) * (p - q)).mean(), rel=1e-3)
+    set_reply(monkeypatch, "")
+    found = baselines.score(ASKED[:2])
+    assert all(np.isnan(found[name]).all() for name in BASELINES if not name.startswith("sampled"))
 
 
 @pytest.mark.parametrize("reply", ["Yes.", "No."])
@@ -80,12 +77,6 @@ def test_baselines_forward_inference_is_the_probability_of_yes(
     probability = np.exp(log_probs_of("concepts-known", plain.text, reply).mean())
     expected = probability if reply == "Yes." else 1 - probability
     assert baselines.score([plain])["forward_inference"] == pytest.approx([expected], abs=1e-5)
-
-
-def test_baselines_empty_reply_is_nan(baselines: FamiliarityBaselines, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_reply(monkeypatch, "")
-    found = baselines.score(ASKED[:2])
-    assert all(np.isnan(found[name]).all() for name in BASELINES if not name.startswith("sampled"))
 
 
 def test_bert_score_is_the_f1_of_the_best_matches() -> None:

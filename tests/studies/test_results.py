@@ -10,7 +10,7 @@ from abstain.config.settings import Settings
 from abstain.core.errors import AbstainError
 from studies.cell import ExperimentRunner
 from studies.results import ResultStore, file_digests, get_cell_inputs
-from tests.llm.builders import save_tiny_model
+from tests.llm.builders import save_speaking_model, save_tiny_model
 from tests.studies.builders import DECLARED, EVALUATION, TRAIN, declared, tiny_models, write_data
 
 pytestmark = pytest.mark.soak(twin="test_study_computes_its_cells_and_writes_its_report")
@@ -27,8 +27,8 @@ def data(tmp_path: Path) -> Path:
 
 
 def laboratory(model: Path, data: Path, home: Path, **changes: Any) -> ExperimentRunner:
-    settings = Settings(home=home, device="cpu", dtype="float32")
-    return ExperimentRunner(declared(**({"models": tiny_models(model)} | changes)), data, settings)
+    study = declared(**{"models": tiny_models(model)} | changes)
+    return ExperimentRunner(study, data, Settings(home=home, device="cpu", dtype="float32"))
 
 
 def get_inputs(runner: ExperimentRunner) -> dict[str, dict[str, Any]]:
@@ -68,39 +68,40 @@ def test_cell_inputs_change_affects_its_cells_only(model: Path, data: Path, tmp_
         assert set(list_changed(before, laboratory(model, data, tmp_path, **change))) == titles, change
 
 
-def test_cell_inputs_include_models_and_data(model: Path, data: Path, tmp_path: Path) -> None:
+def test_cell_inputs_include_models_and_data(
+    model: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = get_inputs(laboratory(model, data, tmp_path))
     other = save_tiny_model(tmp_path / "other" / model.name, seed=1)
     assert all(before[title] != of for title, of in get_inputs(laboratory(other, data, tmp_path)).items())
     (data / TRAIN).write_text((data / TRAIN).read_text() + "\n")
     assert all(before[title] != of for title, of in get_inputs(laboratory(model, data, tmp_path)).items())
-
-
-def test_cell_inputs_missing_model_is_named(model: Path, data: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     models = {"embedded": {"model": "nobody/no-such-model", "layout": "rag-plain-v1"}}
     with pytest.raises(AbstainError, match="nobody/no-such-model"):
         get_inputs(laboratory(model, data, tmp_path, models=models))
 
 
-def test_result_store_reads_back_with_null_for_nan(tmp_path: Path) -> None:
+def test_cell_of_another_regressor_reads_nothing_anew(data: Path, tmp_path: Path) -> None:
+    runner = laboratory(save_speaking_model(tmp_path / "tiny"), data, tmp_path)
+    cell = runner.experiment.list_table_cells("2")[0]
+    first, other = runner.run(cell), runner.run(cell.model_copy(update={"regressor": "linear"}))
+    assert {cost["forward_tokens"] for cost in other["computed"].values()} == {0}
+    assert other["by_threshold"][0].mse != first["by_threshold"][0].mse
+    assert other["correctness"] == first["correctness"]
+
+
+def test_result_store_reads_back_unless_damaged(tmp_path: Path) -> None:
     results, key = ResultStore(tmp_path / "r"), {"cell": {"tokens": 2}, "thresholds": (0.5, 0.6)}
     assert results.read(key) is None
-    results.write(key, {"auroc": float("nan"), "f1": np.float64(0.25), "rows": [1, math.inf], "note": None})
-    assert results.read(key) == {"auroc": None, "f1": 0.25, "rows": [1, None], "note": None}
-    assert results.read(key | {"seed": 1}) is None
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b'{"decided_by": {}}'])
-def test_result_store_damaged_file_is_missing(tmp_path: Path, content: bytes) -> None:
-    results, key = ResultStore(tmp_path), {"cell": 1}
-    results.write(key, {"f1": 0.5})
-    (file,) = tmp_path.iterdir()
-    assert json.loads(file.read_text())["decided_by"] == key
-    file.write_bytes(content)
-    assert results.read(key) is None
-    results.write(key, {"f1": 0.5})
-    assert results.read(key) == {"f1": 0.5}
+    for content in (b"", b"[]", b"\xff", b'{"decided_by": {}}'):
+        results.write(key, {"auroc": float("nan"), "f1": np.float64(0.25), "rows": [1, math.inf], "note": None})
+        assert results.read(key) == {"auroc": None, "f1": 0.25, "rows": [1, None], "note": None}
+        assert results.read(key | {"seed": 1}) is None
+        (file,) = (tmp_path / "r").iterdir()
+        assert json.loads(file.read_text())["decided_by"]["cell"] == {"tokens": 2}
+        file.write_bytes(content)
+        assert results.read(key) is None
 
 
 def test_file_digests_missing_file_is_named(model: Path, data: Path, tmp_path: Path) -> None:

@@ -45,24 +45,18 @@ def test_read_parts_share_no_paragraph_and_grow_by_prefix(drawn: list[tuple[str,
             parts(folder, left + 1, 0, seed)
 
 
-def test_read_parts_depends_on_the_seed_not_the_file_order(tmp_path: Path) -> None:
-    rows = [line(f"q{at}", f"Paragraph {at % 7}.") for at in range(30)]
-    write_lines(tmp_path / EVALUATION, [line("held", "Held.")])
-    write_lines(tmp_path / TRAIN, rows)
-    first = parts(tmp_path, 10, 1)
-    write_lines(tmp_path / TRAIN, rows[::-1])
-    assert parts(tmp_path, 10, 1) == first
-    assert parts(tmp_path, 10, 1, seed=6)[0].questions != first[0].questions
-
-
-def test_read_parts_groups_are_the_paragraphs(tmp_path: Path) -> None:
-    train, held = parts(write_data(tmp_path), 30, 15)
+def test_read_parts_groups_are_paragraphs_in_order_of_the_seed(tmp_path: Path) -> None:
+    train, held = first = parts(write_data(tmp_path), 30, 15)
     assert len(set(train.groups)) == 10 and len(set(held.groups)) == 5
     both = train + held
     assert len(both) == len(both.references) == len(both.groups) == 45
     texts = [question.contexts[0] for question in both.questions]
     assert [context.chunk_id for context in texts] == [f"paragraph#{group}" for group in both.groups]
     assert len({(context.text, group) for context, group in zip(texts, both.groups, strict=True)}) == 15
+    assert parts(tmp_path, 30, 15, seed=6)[0].questions != train.questions
+    lines = (tmp_path / TRAIN).read_text().splitlines(keepends=True)
+    (tmp_path / TRAIN).write_text("".join(reversed(lines)))
+    assert parts(tmp_path, 30, 15) == first, "the order of the file says nothing"
 
 
 def test_read_parts_skips_incomplete_questions(tmp_path: Path) -> None:
@@ -86,27 +80,21 @@ def test_read_parts_of_a_compressed_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("content", "says"),
     [
-        ("{", "line 1: row: Invalid JSON"),
-        ('{"id": "a", "question": "b", "answers": ["c"]}', "line 1: context: Field required"),
-        ("[" * 100_000, "line 1: .*Invalid JSON: recursion limit"),
+        (b"{", "line 1: row: Invalid JSON"),
+        (b'{"id": "a", "question": "b", "answers": ["c"]}', "line 1: context: Field required"),
+        (b"[" * 100_000, "line 1: .*Invalid JSON: recursion limit"),
+        (b"\xff\xfe\x00", f"{TRAIN} line 1: not valid UTF-8"),
+        (None, f"{TRAIN} is missing: say with --data"),
     ],
-    ids=["cut", "no context", "deep"],
+    ids=["cut", "no context", "deep", "no UTF-8", "missing"],
 )
-def test_read_parts_wrong_line_is_named(tmp_path: Path, text: str, says: str) -> None:
+def test_read_parts_wrong_file_is_named(tmp_path: Path, content: bytes | None, says: str) -> None:
     write_data(tmp_path)
-    (tmp_path / TRAIN).write_text(f"{text}\n")
+    (tmp_path / TRAIN).unlink()
+    if content:
+        (tmp_path / TRAIN).write_bytes(content + b"\n")
     with pytest.raises(AbstainError, match=says) as raised:
         parts(tmp_path, 1, 1)
     assert "\n" not in str(raised.value) and TRAIN in str(raised.value)
-
-
-def test_read_parts_unreadable_file_is_named(tmp_path: Path) -> None:
-    write_data(tmp_path)
-    (tmp_path / TRAIN).write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(AbstainError, match=f"{TRAIN} line 1: not valid UTF-8"):
-        parts(tmp_path, 1, 1)
-    (tmp_path / TRAIN).unlink()
-    with pytest.raises(AbstainError, match=f"{TRAIN} is missing: say with --data"):
-        parts(tmp_path, 1, 1)

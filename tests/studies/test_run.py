@@ -15,7 +15,7 @@ from abstain.core.errors import AbstainError
 from studies.run import app
 from tests.conftest import Project, new_project, read_json
 from tests.llm.builders import save_speaking_model
-from tests.studies.builders import BAD, DECLARED, tiny_models, write_data, write_study
+from tests.studies.builders import BAD, DECLARED, declared, tiny_models, write_data, write_study
 
 RUN = ("python", "-m", "studies.run")
 RUNS = """
@@ -31,28 +31,24 @@ from prefect.artifacts import Artifact
 from prefect.client.orchestration import get_client
 from abstain.core.errors import AbstainError
 
-def run(file):
-    try:
-        done = study(str(file), "data", out="report")
-        print("done", done.cells, done.computed, done.report, flush=True)
-    except AbstainError as error:
-        print("error:", error, flush=True)
+def run():
+    done = study("small.yaml", "data", out="report")
+    return [done.cells, done.computed, *(file.read_text() for file in sorted(Path("report").iterdir()))]
 
-run("small.yaml")
-first = Path("report/report.md").read_bytes(), Path("report/report.json").read_bytes()
-run("small.yaml")
-print("same", first == (Path("report/report.md").read_bytes(), Path("report/report.json").read_bytes()))
-folder = Path(sys.argv[1]) / "studies" / "small"
-one = next(file for file in folder.glob("*.json") if json.loads(file.read_text())["result"]["cell"]["tokens"] == 3)
+seen = {"rest": run(), "second": run()}
+files = (Path(sys.argv[1]) / "studies" / "small").glob("*.json")
+one = next(file for file in files if json.loads(file.read_text())["result"]["cell"]["tokens"] == 3)
 before = json.loads(one.read_text())
 one.unlink()
-run("small.yaml")
-print("again", json.dumps([before, json.loads(one.read_text())]))
-run("bad.yaml")
+seen |= {"without_a_file": run(), "before_and_again": [before, json.loads(one.read_text())]}
+try:
+    study("bad.yaml", "data", out="report")
+except AbstainError as error:
+    seen["error"] = str(error)
 with get_client(sync_client=True) as client:
     tasks = [task for task in client.read_task_runs() if task.start_time and task.start_time >= begun]
-    print("tasks", json.dumps([[task.name, task.state.type.value] for task in tasks]))
-print("artifact", json.dumps(Artifact.get("study").data))
+seen["tasks"] = [[task.name, task.state.type.value] for task in tasks]
+print("seen", json.dumps(seen | {"artifact": Artifact.get("study").data}))
 """
 
 
@@ -83,20 +79,34 @@ def make_project(folder: Path, server: str) -> tuple[Project, dict[str, Any]]:
 
 @pytest.mark.slow
 def test_study_computes_its_cells_and_writes_its_report(tmp_path: Path, prefect_server: str) -> None:
-    project, _ = make_project(tmp_path, prefect_server)
+    project, models = make_project(tmp_path, prefect_server)
     done = project.command([*RUN, "small.yaml", "--data", "data", "--out", "report"])
     assert done.returncode == 0, done.stdout + done.stderr
     report = read_json(project.root / "report" / "report.json")
     assert report["missing"] == {} and report["tables"].keys() == DECLARED["tables"].keys()
-    cells = [read_json(file)["result"] for file in (project.home / "studies" / "small").glob("*.json")]
-    assert len(cells) == 2
-    for cell in cells:
-        assert cell["computed"]["perturbing"]["forward_tokens"] > 0 and cell["columns"] > 100
-        assert all(0 < row["mse"] < 1 and row["labelled"] == 6 for row in cell["by_threshold"])
+    results = [read_json(file)["result"] for file in (project.home / "studies" / "small").glob("*.json")]
+    by_tokens = {result["cell"]["tokens"]: result for result in results}
+    study = declared(models=models)
+    assert len(results) == len(study.list_cells()) == 2
+    for cell in study.list_cells():
+        result = by_tokens[cell.tokens]
+        rows = result["by_threshold"]
+        assert [row["threshold"] for row in rows] == list(study.get_thresholds(cell))
+        assert {row["labelled"] for row in rows} == {6} and result["tuned"] in study.thresholds
+        assert [row["positive"] for row in rows] == sorted((row["positive"] for row in rows), reverse=True)
+        (mse,) = {row["mse"] for row in rows}
+        assert 0 < mse < 1 and all(0 <= row["withheld"] <= 1 for row in rows)
+        # The fixed instruction is read first, and B_c has no context: neither can vary.
+        dropped = result["dropped_columns"]
+        assert "N.instruction.nll_mean" in dropped and dropped["B.context.nll_mean"] is None
+        assert result["columns"] > 100 and result["perturbed"]["empty"] == 0
+        assert result["computed"]["perturbing"]["forward_tokens"] > 0
+    for step in ("answering", "reading"):  # what the cells share is computed once
+        assert any(result["computed"][step]["forward_tokens"] > 0 for result in results), step
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> tuple[Project, dict[str, list[str]]]:
+def ran(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> tuple[Project, dict[str, Any]]:
     """A study killed after its first cell; then the rest, again, without a cell, and with a bad one."""
     project, models = make_project(tmp_path_factory.mktemp("study"), prefect_server)
     command = [sys.executable, "-m", "studies.run", "small.yaml", "--data", "data"]
@@ -117,28 +127,18 @@ def ran(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> tuple[
     write_study(project.root, models=models)
     done = project.command(["python", "-c", RUNS, str(project.home)])
     assert done.returncode == 0, done.stdout + done.stderr
-    printed: dict[str, list[str]] = {"killed": [str(killed_at)]}
-    for line in done.stdout.splitlines():
-        word, _, rest = line.partition(" ")
-        printed.setdefault(word, []).append(rest)
-    return project, printed
+    (line,) = (line for line in done.stdout.splitlines() if line.startswith("seen "))
+    return project, {"killed_at": killed_at, **json.loads(line.removeprefix("seen "))}
 
 
 @pytest.mark.slow
 @pytest.mark.soak(twin="test_study_computes_its_cells_and_writes_its_report")
-def test_study_killed_run_continues_and_finished_run_is_cached(ran: tuple[Project, dict[str, list[str]]]) -> None:
-    _, printed = ran
-    assert printed["killed"] == ["1"]
-    rest, second, without_a_file = printed["done"]
-    assert rest.startswith("2 1 ") and second.startswith("2 0 ") and without_a_file.startswith("2 1 ")
-    assert printed["same"] == ["True"]
-
-
-@pytest.mark.slow
-@pytest.mark.soak(twin="test_study_computes_its_cells_and_writes_its_report")
-def test_study_cell_without_file_is_read_from_the_cache(ran: tuple[Project, dict[str, list[str]]]) -> None:
-    (text,) = ran[1]["again"]
-    before, after = json.loads(text)
+def test_study_killed_run_continues_computed_cells_are_cached(ran: tuple[Project, dict[str, Any]]) -> None:
+    _, seen = ran
+    assert seen["killed_at"] == 1
+    assert [seen[run][:2] for run in ("rest", "second", "without_a_file")] == [[2, 1], [2, 0], [2, 1]]
+    assert seen["rest"][2:] == seen["second"][2:], "the same report"
+    before, after = seen["before_and_again"]
     assert before["result"]["computed"]["perturbing"]["forward_tokens"] > 0
     assert {cost["forward_tokens"] for cost in after["result"]["computed"].values()} == {0}
     assert before["decided_by"] == after["decided_by"]
@@ -147,9 +147,9 @@ def test_study_cell_without_file_is_read_from_the_cache(ran: tuple[Project, dict
 
 @pytest.mark.slow
 @pytest.mark.soak(twin="test_study_computes_its_cells_and_writes_its_report")
-def test_study_failed_cell_leaves_a_named_gap(ran: tuple[Project, dict[str, list[str]]]) -> None:
-    project, printed = ran
-    (error,) = printed["error:"]
+def test_study_failed_cell_leaves_a_named_gap_and_failed_task(ran: tuple[Project, dict[str, Any]]) -> None:
+    project, seen = ran
+    error = seen["error"]
     assert error.startswith("A508: 1 of 3 cells could not be computed, the first one, embedded by absent, K = 2")
     assert "model 'nobody/no-such-model' cannot be found" in error and "report.md has the others" in error
     report = read_json(project.root / "report" / "report.json")
@@ -161,25 +161,11 @@ def test_study_failed_cell_leaves_a_named_gap(ran: tuple[Project, dict[str, list
     assert not tables["2"]["missing"] and not tables["headline"]["missing"]
     baselines = {line["baseline"] for line in tables["headline"]["baselines"][0]["baselines"]}
     assert baselines >= {"sequence_log_prob", "yes_score", "length_only"}
-
-
-@pytest.mark.slow
-@pytest.mark.soak(twin="test_study_computes_its_cells_and_writes_its_report")
-def test_study_cells_are_tasks_and_the_report_an_artifact(ran: tuple[Project, dict[str, list[str]]]) -> None:
-    project, printed = ran
-    (text,) = printed["tasks"]
-    tasks = [tuple(task) for task in json.loads(text) if " by " in task[0]]
+    tasks = [tuple(task) for task in seen["tasks"] if " by " in task[0]]
     good = "embedded by embedded, K = 3, random, single shot, cosine, random forest, 12 + 6"
     assert tasks.count((good, "COMPLETED")) == 4
     assert [state for name, state in tasks if "absent" in name] == ["FAILED"]
-    (artifact,) = printed["artifact"]
-    assert json.loads(artifact) == (project.root / "report" / "report.md").read_text()
-
-
-@pytest.mark.slow
-@pytest.mark.soak(twin="test_study_computes_its_cells_and_writes_its_report")
-def test_run_study_failed_cell_names_the_report(ran: tuple[Project, dict[str, list[str]]]) -> None:
-    project, _ = ran
+    assert seen["artifact"] == (project.root / "report" / "report.md").read_text()
     bad = project.command([*RUN, "bad.yaml", "--data", "data", "--table", "11", "--out", "of-bad"])
     assert bad.returncode == 1 and len(bad.stderr.strip().splitlines()) == 1
     assert bad.stderr.startswith("error A508: 1 of 2 cells") and "of-bad/report.md" in bad.stderr

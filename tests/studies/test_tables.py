@@ -34,15 +34,20 @@ def grid(text: str) -> list[dict[str, str]]:
     return [dict(zip(head, row, strict=True)) for row in rows if len(row) == len(head)]
 
 
-def test_tabulate_figures_have_intervals(study: Experiment) -> None:
-    text = section(to_markdown(tabulate(study, (), outcomes(study), FILES)), "Table 2")
-    assert "Trained on 12 answers and evaluated on 6 others" in text
+def test_tabulate_figures_have_intervals_withheld_with_a_buffer(study: Experiment) -> None:
+    markdown = to_markdown(tabulate(study, (), outcomes(study), FILES))
+    text, text_with_buffer = section(markdown, "Table 2"), section(markdown, "Table 11")
+    assert "Trained on 12 answers and evaluated on 6 others" in text and "withheld" not in text
     two, three, *papers = grid(text)
     assert two["BM by PM"] == "smollm2-135m-instruct by itself" and (two["K"], three["K"]) == ("2", "3")
     assert two["t"] == "0.5" and two["MSE"] == "0.7500 (0.6500 to 0.8500)" and two["variance"] == "0.0400"
     assert two["accuracy"] == two["F1"] == two["AUROC"] == "0.750 (0.650 to 0.850)"
     assert two["correct at t"] == "75.0 %"
     assert [row["K"] for row in papers] == ["3", "5"]
+    _, buffered, *_, paper = grid(text_with_buffer)
+    assert (buffered["withheld"], buffered["F1, rest"]) == ("75.0 %", "0.750 (0.650 to 0.850)")
+    assert (paper["withheld"], paper["F1, rest"]) == ("not stated", "0.834")
+    assert "within 0.05 of t nothing is said" in text_with_buffer
 
 
 def test_tabulate_paper_rows_follow_the_same_setting(study: Experiment) -> None:
@@ -61,30 +66,23 @@ def test_tabulate_paper_rows_follow_the_same_setting(study: Experiment) -> None:
     assert "Nobody et al., on 2,100 answers" in markdown
 
 
-def test_tabulate_withheld_column_needs_a_buffer(study: Experiment) -> None:
-    markdown = to_markdown(tabulate(study, (), outcomes(study), FILES))
-    buffered = grid(section(markdown, "Table 11"))
-    assert buffered[1]["withheld"] == "75.0 %" and buffered[1]["F1, rest"] == "0.750 (0.650 to 0.850)"
-    assert buffered[-1]["F1, rest"] == "0.834" and buffered[-1]["withheld"] == "not stated"
-    assert "within 0.05 of t nothing is said" in section(markdown, "Table 11")
-    assert "withheld" not in section(markdown, "Table 2")
-
-
-def test_tabulate_missing_cell_keeps_its_row(study: Experiment) -> None:
+def test_tabulate_missing_or_undefined_figures_are_named(study: Experiment) -> None:
     found = outcomes(study)
-    bad = study.list_table_cells("11")[0]
+    bad, (cell, _) = study.list_table_cells("11")[0], study.list_table_cells("2")
     found[bad] = CellOutcome(None, "the model is not installed: pip install it")
+    figures = result(study, cell)
+    for row in figures["by_threshold"]:
+        row |= {"auroc": None, "auroc_low": None, "auroc_high": None, "note": "no answers reach t = 0.5"}
+    found[cell] = CellOutcome(figures)
     report = tabulate(study, (), found, FILES)
     assert report["missing"] == {bad.title: "the model is not installed: pip install it"}
     markdown = to_markdown(report)
-    text = section(markdown, "Table 11")
+    text, other = section(markdown, "Table 11"), section(markdown, "Table 2")
     assert "**Missing: 1 of 2 cells.**" in text and "the model is not installed: pip install it" in text
     assert grid(text)[0]["AUROC"] == grid(text)[0]["t"] == grid(text)[0]["withheld"] == "missing"
-    assert "Missing" not in section(markdown, "Table 2")
+    assert grid(other)[0]["AUROC"] == "not defined" and "Missing" not in other
+    assert "Where a figure is not defined: no answers reach t = 0.5." in other
     assert bad.title not in section(markdown, "What was counted")
-
-
-def test_tabulate_without_results_lists_gaps(study: Experiment) -> None:
     markdown = to_markdown(tabulate(study, ("2", "headline"), {}, FILES))
     assert "**Missing: 2 of 2 cells.**" in markdown and "it was not computed" in markdown
     assert "Table 12" not in markdown and "What was counted" not in markdown
@@ -105,16 +103,6 @@ def test_tabulate_headline_compares_with_the_best_baseline(
     text = section(to_markdown(tabulate(study, ("headline",), {cell: CellOutcome(figures)}, FILES)), "Headline")
     assert f"The regressor is {verdict} at 95 %" in text and f"| {verdict} |" in text
     assert "yes_score: 0.700 (0.550 to 0.760)" in text
-
-
-def test_tabulate_undefined_figure_has_a_note(study: Experiment) -> None:
-    cell = study.list_table_cells("2")[0]
-    figures = result(study, cell)
-    for row in figures["by_threshold"]:
-        row |= {"auroc": None, "auroc_low": None, "auroc_high": None, "note": "no answers reach t = 0.5"}
-    text = section(to_markdown(tabulate(study, ("2",), {cell: CellOutcome(figures)}, FILES)), "Table 2")
-    assert grid(text)[0]["AUROC"] == "not defined"
-    assert "Where a figure is not defined: no answers reach t = 0.5." in text
 
 
 def test_tabulate_counts_cells_tokens_and_dropped_columns(study: Experiment) -> None:

@@ -10,6 +10,7 @@ from threadpoolctl import threadpool_limits
 from abstain.core.errors import AbstainError
 from abstain.core.labels import Labels
 from abstain.learning.estimators.fusion import REGULARIZATION_STRENGTHS, Fusion, fit_fusion
+from abstain.learning.estimators.onnx_logistic import OnnxLogistic, fusion_to_onnx, logistic_to_onnx
 
 
 def make_table(rows: int = 600, seed: int = 0) -> tuple[pd.DataFrame, Labels]:
@@ -17,14 +18,8 @@ def make_table(rows: int = 600, seed: int = 0) -> tuple[pd.DataFrame, Labels]:
     generator = np.random.default_rng(seed)
     first, second = generator.normal(size=(2, rows))
     correct = (first + second + 0.5 * generator.normal(size=rows) > 0).astype(int)
-    scores = pd.DataFrame(
-        {
-            "one": 1 / (1 + np.exp(-first)),
-            "two": 1 / (1 + np.exp(-second)),
-            "noise": generator.random(rows),
-            "flat": 0.5,
-        }
-    )
+    one, two = 1 / (1 + np.exp(-first)), 1 / (1 + np.exp(-second))
+    scores = pd.DataFrame({"one": one, "two": two, "noise": generator.random(rows), "flat": 0.5})
     return scores, Labels(correct, np.ones(rows), generator.integers(40, size=rows))
 
 
@@ -66,35 +61,22 @@ def test_fit_fusion_unbounded_matches_scikit_learn(weights: np.ndarray) -> None:
 
 
 def test_fit_fusion_is_independent_of_thread_count() -> None:
-    scores, labels = make_table(3000)
-    found = set()
-    for threads in (1, 2):
-        with threadpool_limits(threads):
-            found.add(fit_fusion(scores, labels).fusion)
-    assert len(found) == 1
+    table = make_table(3000)
+    with threadpool_limits(1):
+        expected = fit_fusion(*table)
+    with threadpool_limits(2):
+        assert fit_fusion(*table).fusion == expected.fusion
 
 
-def test_fusion_missing_scores_give_finite_confidence() -> None:
+def test_fusion_missing_scores_are_finite_and_learnt_from() -> None:
     scores, labels = make_table()
     scores.loc[::7, "noise"] = np.nan
+    scores["told"] = np.where(labels.correct == 1, np.random.default_rng(2).random(600), np.nan)
     fusion = fit_fusion(scores, labels).fusion
+    assert fusion.missing_coefficient[fusion.names.index("told")] < -0.2
     assert np.isfinite([fusion.score(scores.iloc[[1]].assign(noise=noise)) for noise in (0.01, 0.99, np.nan)]).all()
     (without_scores,) = set(fusion.score(scores.assign(**dict.fromkeys(fusion.names, np.nan))))
     assert 0 < without_scores < 1
-
-
-def test_fit_fusion_learns_from_missing_scores() -> None:
-    scores, labels = make_table()
-    scores = scores.assign(told=np.where(labels.correct == 1, np.random.default_rng(2).random(600), np.nan))
-    fusion = fit_fusion(scores, labels).fusion
-    assert fusion.missing_coefficient[fusion.names.index("told")] < -0.2
-
-
-def test_fusion_survives_json() -> None:
-    scores, labels = make_table(100)
-    fusion = fit_fusion(scores, labels).fusion
-    again = Fusion.from_dict(json.loads(json.dumps(fusion.to_dict())))
-    assert again == fusion and np.array_equal(again.score(scores), fusion.score(scores))
 
 
 def test_fit_fusion_clips_extremes_and_drops_near_zero() -> None:
@@ -129,13 +111,37 @@ def test_fit_fusion_training_confidences_are_out_of_fold() -> None:
     assert np.isnan(fit_fusion(scores, one_group).out_of_fold).all()
 
 
-def test_fusion_drop_unused_keeps_confidences() -> None:
+def test_fusion_json_and_drop_unused_keep_confidences() -> None:
     scores, labels = make_table()
     fusion = fit_fusion(scores.assign(opposite=1 - scores["one"]), labels).fusion
     used = fusion.drop_unused()
-    assert fusion.coefficients["opposite"] == 0 and set(used.names) == set(fusion.names) - {
-        name for name, weight in fusion.coefficients.items() if not weight
-    }
+    again = Fusion.from_dict(json.loads(json.dumps(used.to_dict())))
+    assert again == used and np.array_equal(again.score(scores), used.score(scores))
+    weighing = {name for name, weight in fusion.coefficients.items() if weight}
+    assert set(used.names) == weighing < set(fusion.names) and "opposite" not in weighing
     assert used.score(scores) == pytest.approx(fusion.score(scores.assign(opposite=0.3)), abs=1e-12)
     nothing = Fusion(("one",), (0.0,), (1.0,), (0.0,), (0.0,), intercept=0.5, strength=1.0)
     assert nothing.drop_unused() == nothing
+
+
+FUSION = Fusion(("one", "two"), (0.3, -0.2), (1.5, 0.8), (0.7, 1.2), (-0.4, 0.1), intercept=0.25, strength=1.0)
+
+
+def test_fusion_to_onnx_matches_fusion() -> None:
+    """Scores of 0 and 1, whose log-odds are infinite, and missing ones among them."""
+    drawn = np.random.default_rng(0)
+    scores = drawn.random((200, 2))
+    scores[:4] = [[0, 1], [1, 0], [np.nan, 0.5], [np.nan, np.nan]]
+    file = OnnxLogistic(fusion_to_onnx(FUSION))
+    assert file.metadata == {"names": ["one", "two"]}
+    expected = FUSION.score(pd.DataFrame(scores, columns=FUSION.names))
+    np.testing.assert_allclose(file.predict(scores), expected, rtol=1e-9)
+    assert expected[3] == pytest.approx(1 / (1 + np.exp(-(0.25 - 0.4 + 0.1))))
+    assert file.predict(scores[:0]).shape == (0,)
+
+
+def test_logistic_to_onnx_matches_formula_with_metadata() -> None:
+    inputs = np.random.default_rng(1).normal(size=(50, 3))
+    file = OnnxLogistic(logistic_to_onnx((0.5, -1.0, 2.0), -0.3, {"refusals": ["No"]}))
+    assert file.metadata == {"refusals": ["No"]}
+    np.testing.assert_allclose(file.predict(inputs), 1 / (1 + np.exp(-(inputs @ [0.5, -1.0, 2.0] - 0.3))), rtol=1e-9)

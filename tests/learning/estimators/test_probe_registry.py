@@ -1,6 +1,6 @@
 import json
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -13,21 +13,11 @@ from abstain.learning.estimators.probes.base import predict_logits
 from tests.learning.estimators.builders import EVERY_KIND, PARAMS, D, build_probe, ragged
 
 
-def test_probes_cover_every_architecture() -> None:
+def test_probes_cover_every_architecture_lstm_without_huber() -> None:
     assert set(PROBES) == set(get_args(Architecture))
-
-
-def test_lstm_no_huber_is_lstm_without_huber_term() -> None:
     assert PROBES["lstm_no_huber"].probe_class is PROBES["lstm"].probe_class
     assert PROBES["lstm_no_huber"].apply_fixed_params(PARAMS) == PARAMS.model_copy(update={"huber_lambda": 0.0})
     assert PROBES["lstm"].apply_fixed_params(PARAMS) == PARAMS
-
-
-@pytest.mark.parametrize("architecture", [name for name in PROBES if name != "linear"])
-def test_probe_spec_describe_has_hyperparameters(architecture: Architecture) -> None:
-    description = PROBES[architecture].describe(PARAMS)
-    assert description.endswith(f"dropout {PARAMS.dropout:g}, seed {PARAMS.seed}")
-    assert (f"{PARAMS.huber_lambda:g} x Huber" in description) == (architecture != "lstm_no_huber")
 
 
 @pytest.mark.parametrize("architecture", EVERY_KIND)
@@ -43,25 +33,21 @@ def test_save_probe_round_trip(architecture: Architecture, tmp_path: Path) -> No
     assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "probe.safetensors").read_bytes()
 
 
-def test_load_probe_missing_file_raises(tmp_path: Path) -> None:
+UNKNOWN, OTHER_SHAPE = (
+    {"probe": json.dumps({"architecture": name, "d": d})} for name, d in (("perceptron", D), ("linear", D + 1))
+)
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x00none\xff" * 9, "truncated", None, UNKNOWN, OTHER_SHAPE])
+def test_load_probe_missing_or_damaged_file_raises(damage: Any, tmp_path: Path) -> None:
+    file, probe = tmp_path / "probe.safetensors", build_probe("linear")
     with pytest.raises(AbstainError, match=r"probe\.safetensors is missing"):
-        load_probe(tmp_path / "probe.safetensors")
-
-
-@pytest.mark.parametrize("damage", ["empty", "garbage", "truncated", "undescribed", "unknown", "of another shape"])
-def test_load_probe_damaged_file_raises(damage: str, tmp_path: Path) -> None:
-    file = tmp_path / "probe.safetensors"
-    probe = build_probe("linear")
+        load_probe(file)
     save_probe(probe, file)
-    if damage in ("empty", "garbage", "truncated"):
-        whole = file.read_bytes()
-        file.write_bytes({"empty": b"", "garbage": b"\x00none\xff" * 9, "truncated": whole[: len(whole) // 2]}[damage])
+    if damage is None or isinstance(damage, dict):
+        save_file(probe.state_dict(), file, damage)
     else:
-        described = {
-            "undescribed": None,
-            "unknown": {"architecture": "perceptron", "d": D},
-            "of another shape": {"architecture": "linear", "d": D + 1},
-        }[damage]
-        save_file(probe.state_dict(), file, {"probe": json.dumps(described)} if described else None)
+        whole = file.read_bytes()
+        file.write_bytes(whole[: len(whole) // 2] if damage == "truncated" else damage)
     with pytest.raises(AbstainError, match=r"probe\.safetensors is no probe"):
         load_probe(file)

@@ -23,6 +23,8 @@ from abstain.learning.metrics.bootstrap import BootstrapConfig
 from abstain.learning.thresholds.selection import tune_threshold
 from tests.checkout import shipped_params
 
+pytestmark = pytest.mark.heavy
+
 PARAMS = shipped_params()
 THRESHOLD = PARAMS.threshold.model_copy(update={"metric": "precision", "target": 0.7, "min_shown": 5})
 RESAMPLES = BootstrapConfig(100, 1)
@@ -54,13 +56,10 @@ def make_data_set(seed: int = 0) -> tuple[pd.DataFrame, ReadStates]:
         index=pd.RangeIndex(100, 100 + ROWS),
     )
     signal = 0.6 * (2 * correct - 1)[:, None] + generator.normal(size=(ROWS, 3))
-    states = torch.zeros(ROWS, 2, D)
-    states[:, :, 2:] = torch.from_numpy(generator.normal(size=(ROWS, 2, D - 2))).float()
-    dimension = np.where(product == "odd", 1, 0)
-    states[torch.arange(ROWS)[:, None], torch.arange(2), torch.from_numpy(dimension)[:, None]] = torch.from_numpy(
-        signal[:, :2]
-    ).float()
-    return frame, lambda index: [states[i - 100] for i in index]
+    states = np.zeros((ROWS, 2, D), np.float32)
+    states[:, :, 2:] = generator.normal(size=(ROWS, 2, D - 2))
+    states[np.arange(ROWS)[:, None], [0, 1], np.where(product == "odd", 1, 0)[:, None]] = signal[:, :2]
+    return frame, lambda index: [torch.from_numpy(states[i - 100]) for i in index]
 
 
 FRAME, READ = make_data_set()
@@ -95,15 +94,11 @@ def confidence(fitted: FittedProbe) -> pd.Series:
     return pd.Series(predict_confidence(fitted.probe, READ(FRAME.index)).numpy(), FRAME.index)
 
 
-@pytest.mark.heavy
 def test_evaluate_site_tunes_on_validation_and_weights(site: SiteMetrics, confidence: pd.Series) -> None:
     validation, holdout = select("validation"), select("holdout")
-    tuned = tune_threshold(
-        confidence[validation.index].to_numpy(),
-        validation["correct"].to_numpy(),
-        THRESHOLD,
-        metrics.row_weights(validation["inclusion_probability"].to_numpy()),
-    )
+    of_validation = confidence[validation.index].to_numpy(), validation["correct"].to_numpy()
+    weight = metrics.row_weights(validation["inclusion_probability"].to_numpy())
+    tuned = tune_threshold(*of_validation, THRESHOLD, weight)
     assert site.threshold == tuned.threshold and site.note == ""
     predicted, correct, weight = confidence[holdout.index], holdout["correct"], get_weights(holdout)
     assert site.auroc == pytest.approx(roc_auc_score(correct, predicted, sample_weight=weight))
@@ -122,10 +117,10 @@ def test_evaluate_site_training_auroc_is_out_of_fold(
     site: SiteMetrics, fitted: FittedProbe, confidence: pd.Series
 ) -> None:
     rows = select("train")
-    out_of_fold = pd.Series(fitted.out_of_fold, FRAME.index[FRAME["split"] == "train"])[rows.index]
+    out_of_fold = pd.Series(fitted.out_of_fold, FRAME.index[FRAME["split"] == "train"])
     expected, in_sample = (
-        roc_auc_score(rows["correct"], predicted, sample_weight=get_weights(rows))
-        for predicted in (out_of_fold, confidence[rows.index])
+        roc_auc_score(rows["correct"], predicted[rows.index], sample_weight=get_weights(rows))
+        for predicted in (out_of_fold, confidence)
     )
     assert site.out_of_fold == pytest.approx(expected) and expected < in_sample
 
@@ -159,7 +154,6 @@ def keep_products(*products: str) -> pd.DataFrame:
     return FRAME.assign(product=FRAME["product"].where(FRAME["product"].isin(products), None))
 
 
-@pytest.mark.heavy
 def test_left_out_product_is_ranked_less_well(confidence: pd.Series) -> None:
     odd, rare = leave_out(keep_products("odd", "rare"), confidence, min_n_eff=30)
     assert (odd.product, rare.product) == ("odd", "rare")

@@ -17,6 +17,11 @@ def test_audit_context_removed_separates_use_of_context() -> None:
     assert (reads.scorer, reads.auroc, reads.auroc_changed) == ("reads", 1.0, 0.5)
     assert (deaf.auroc, deaf.auroc_changed, deaf.auroc_lost) == (1.0, 1.0, 0.0)
     assert reads.mean == pytest.approx(0.5) and reads.mean_changed == pytest.approx(0.3)
+    weighted, _ = audit_context_removed(make_split(CORRECT, SCORES, weight=np.array([3.0, 1, 1, 1])), SCORES, RESAMPLES)
+    assert weighted.mean == weighted.mean_changed == pytest.approx((2.7 + 0.8 + 0.2 + 0.1) / 6)
+    scores = pd.DataFrame({"silent": [np.nan] * 4})
+    (silent,) = audit_context_removed(make_split(CORRECT, scores), scores, RESAMPLES)
+    assert (silent.auroc, silent.mean) == (None, None)
 
 
 def test_audit_context_removed_loss_is_paired() -> None:
@@ -26,18 +31,6 @@ def test_audit_context_removed_loss_is_paired() -> None:
     (row,) = audit_context_removed(make_split(correct, {"probe": confidence}, groups=groups), changed, RESAMPLES)
     assert row.auroc_lost == pytest.approx(row.auroc - row.auroc_changed)
     assert 0 < row.auroc_lost_low < row.auroc_lost < row.auroc_lost_high
-
-
-def test_audit_context_removed_means_are_weighted() -> None:
-    weight = np.array([3.0, 1.0, 1.0, 1.0])
-    row, _ = audit_context_removed(make_split(CORRECT, SCORES, weight=weight), SCORES, RESAMPLES)
-    assert row.mean == row.mean_changed == pytest.approx((2.7 + 0.8 + 0.2 + 0.1) / 6)
-
-
-def test_audit_context_removed_unscored_is_undefined() -> None:
-    scores = pd.DataFrame({"silent": [np.nan] * 4})
-    (row,) = audit_context_removed(make_split(CORRECT, scores), scores, RESAMPLES)
-    assert (row.auroc, row.mean) == (None, None)
 
 
 def test_audit_answers_shuffled_compares_correct_answers() -> None:

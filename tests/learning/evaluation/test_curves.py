@@ -10,19 +10,15 @@ SCORES = pd.DataFrame({"a": [0.9, 0.2, 0.8, 0.7, 0.4, 0.75, 0.3, 0.1], "b": [0.5
 WEIGHT = np.array([1.0, 0.5, 1, 1, 1, 0.25, 1, 1])
 
 
-def test_roc_table_area_is_the_auroc() -> None:
+def test_roc_and_risk_tables_show_unscored_answers_last() -> None:
     table = curves.make_roc_table(CORRECT, SCORES, WEIGHT)
     for name, part in table.groupby("scorer"):
         area = np.trapezoid(part["true_positive_rate"], part["false_positive_rate"])
         assert area == pytest.approx(metrics.auroc(CORRECT, SCORES[name].to_numpy(), WEIGHT))
-
-
-def test_curves_unscored_answer_is_shown_last() -> None:
-    scores = pd.DataFrame({"a": [0.9, 0.5, np.nan]})
-    table = curves.make_roc_table(np.array([1, 1, 0]), scores, np.ones(3))
-    assert table.iloc[-2][["false_positive_rate", "true_positive_rate"]].tolist() == [0, 1]
-    risk = curves.make_risk_coverage_table(np.array([1, 1, 0]), scores, np.ones(3))
-    assert risk["risk"].tolist() == pytest.approx([0, 0, 1 / 3])
+    answers = np.array([1, 1, 0]), pd.DataFrame({"a": [0.9, 0.5, np.nan]}), np.ones(3)
+    last = curves.make_roc_table(*answers).iloc[-2]
+    assert last[["false_positive_rate", "true_positive_rate"]].tolist() == [0, 1]
+    assert curves.make_risk_coverage_table(*answers)["risk"].tolist() == pytest.approx([0, 0, 1 / 3])
 
 
 def test_confidence_histogram_counts_every_row_once() -> None:

@@ -49,6 +49,9 @@ def test_build_table_exported_probe_has_scores_of_its_file(scorers: ScoreTable) 
     assert_near(table["lstm"], predict_confidence(scorers.probes["lstm"], states))
     pd.testing.assert_frame_equal(table[list(signals)], signals)
     assert (table["base_rate"] == 0.6).all()
+    nothing = scorers.build_table(*make_inputs(0))
+    assert nothing.shape == (0, 6) and list(nothing) == list(KINDS)
+    assert scorers.architecture == "linear" and scorers.describe_kinds(list(table)) == KINDS
 
 
 def test_build_table_fusion_combines_fitted_probes(scorers: ScoreTable) -> None:
@@ -69,13 +72,3 @@ def test_build_table_missing_score_changes_no_other_scorer(scorers: ScoreTable) 
     others = [name for name in table if name not in ("entropy", "fusion")]
     pd.testing.assert_frame_equal(table[others], whole[others])
     assert np.isclose(table["fusion"], whole["fusion"]).tolist() == [i != 2 for i in range(7)]
-
-
-def test_build_table_without_rows_is_empty(scorers: ScoreTable) -> None:
-    table = scorers.build_table(*make_inputs(0))
-    assert table.shape == (0, 6) and list(table) == list(KINDS)
-
-
-def test_describe_kinds_marks_the_served_scorer(scorers: ScoreTable) -> None:
-    assert scorers.architecture == "linear"
-    assert scorers.describe_kinds(list(KINDS)) == KINDS

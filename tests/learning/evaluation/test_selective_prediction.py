@@ -1,5 +1,4 @@
 import numpy as np
-import pandas as pd
 import pytest
 
 from abstain.learning.evaluation.selective_prediction import (
@@ -56,42 +55,28 @@ def test_threshold_table_has_marked_threshold_once(marked: float) -> None:
     table = build_threshold_table(ANSWERS, {"heuristic": marked})
     assert (table["mark"] == "heuristic").sum() == (table["threshold"] == marked).sum() == 1
     assert table["threshold"].is_monotonic_increasing
-
-
-def test_threshold_table_equal_marks_have_own_rows() -> None:
-    table = build_threshold_table(ANSWERS, {"guaranteed": 0.5, "heuristic": 0.5}).set_index("mark")
-    assert table.loc["guaranteed"].equals(table.loc["heuristic"])
-    assert len(table) == 11
-
-
-def test_threshold_table_nan_mark_raises() -> None:
+    both = build_threshold_table(ANSWERS, {"guaranteed": marked, "heuristic": marked}).set_index("mark")
+    assert both.loc["guaranteed"].equals(both.loc["heuristic"]) and len(both) == len(table) + 1
     with pytest.raises(ValueError, match="'guaranteed'"):
-        build_threshold_table(ANSWERS, {"heuristic": 0.5, "guaranteed": NAN})
+        build_threshold_table(ANSWERS, {"heuristic": marked, "guaranteed": NAN})
 
 
-@pytest.mark.parametrize("threshold", [0.95, float("inf")])
-def test_evaluate_at_threshold_nothing_shown_has_no_precision(threshold: float) -> None:
-    row = evaluate_at_threshold(make_answers([1, 0], [0.1, 0.2]), threshold)
-    assert row.precision is None
-    assert (row.abstention_rate, row.recall, row.f1, row.accuracy) == (1, 0, 0, 0.5)
-
-
-def test_evaluate_at_threshold_unscored_answer_is_withheld() -> None:
+def test_evaluate_at_threshold_nothing_shown_or_unscored() -> None:
+    for threshold in (0.95, float("inf")):
+        row = evaluate_at_threshold(make_answers([1, 0], [0.1, 0.2]), threshold)
+        assert row.precision is None
+        assert (row.abstention_rate, row.recall, row.f1, row.accuracy) == (1, 0, 0, 0.5)
     some = np.where(np.arange(200) % 4 == 0, NAN, CONFIDENCE)
     row = evaluate_at_threshold(ScoredAnswers(CORRECT, some, np.ones(200)), 0.0, np.ones(200))
-    assert (row.coverage, row.abstention_rate) == (0.75, 0.25)
+    assert (row.coverage, row.abstention_rate) == (0.75, 0.25), "what has no score is withheld"
     assert (row.rouge_shown_answers, row.rouge_withheld_answers) == (150, 50)
 
 
-def test_threshold_table_weights_equal_repeated_rows() -> None:
-    weight, rouge = np.where(CORRECT == 1, 1.0, 0.25), np.where(CORRECT == 1, 0.9, 0.1)
-    weighted = build_threshold_table(ScoredAnswers(CORRECT, CONFIDENCE, weight), {"heuristic": 0.55}, rouge)
-    assert weighted["precision"].iloc[0] == pytest.approx(metrics.weighted_mean(CORRECT, weight))
-    assert weighted["precision"].iloc[0] > CORRECT.mean() + 0.1
-    times = (4 * weight).astype(int)
-    correct, confidence, similarity = (np.repeat(column, times) for column in (CORRECT, CONFIDENCE, rouge))
-    repeated = build_threshold_table(
-        ScoredAnswers(correct, confidence, np.ones(len(correct))), {"heuristic": 0.55}, similarity
-    )
-    counts = ["rouge_shown_answers", "rouge_withheld_answers"]
-    pd.testing.assert_frame_equal(weighted.drop(columns=counts), repeated.drop(columns=counts))
+def test_threshold_table_is_weighted() -> None:
+    weight = np.where(CORRECT == 1, 1.0, 0.25)
+    row = build_threshold_table(ScoredAnswers(CORRECT, CONFIDENCE, weight), {}, CORRECT).iloc[5]
+    for name in ("precision", "recall", "coverage", "accuracy", "f1"):
+        expected = getattr(metrics, name)(CORRECT, CONFIDENCE, weight, threshold=0.5)
+        assert row[name] == pytest.approx(expected), name
+    assert row["precision"] == pytest.approx(row["rouge_shown"]) and row["abstention_rate"] == 1 - row["coverage"]
+    assert row["precision"] > metrics.precision(CORRECT, CONFIDENCE, threshold=0.5) + 0.1

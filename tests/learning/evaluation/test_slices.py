@@ -34,8 +34,8 @@ def make_slices(*sizes: int) -> pd.DataFrame:
     return pd.DataFrame({"by": pd.Categorical(names)})
 
 
-def change(correct: np.ndarray = CORRECT, groups: np.ndarray = GROUPS) -> ReviewedSplit:
-    return replace(REVIEWED, rows=REVIEWED.rows.assign(correct=correct, group=groups))
+def change(**columns: np.ndarray) -> ReviewedSplit:
+    return replace(REVIEWED, rows=REVIEWED.rows.assign(**columns))
 
 
 def make_lengths(lengths: np.ndarray, refusals: np.ndarray = NO_REFUSAL) -> pd.DataFrame:
@@ -70,25 +70,18 @@ def test_slices_small_slice_is_listed_without_metrics() -> None:
     assert slices["b"].auroc is not None and slices["b"].precision is None
     assert slices["b"].note == "fewer than 20 shown answers: precision not judged"
     assert slices["c"].precision is not None and slices["c"].note == ""
-
-
-def test_slices_small_effective_size_is_a_small_slice() -> None:
-    heavy = np.full(400, 0.01)
-    heavy[:3] = 1
-    row = evaluate(replace(REVIEWED, sampling_weight=heavy), make_slices(100))["a"]
+    row = evaluate(replace(REVIEWED, sampling_weight=np.where(np.arange(400) < 3, 1, 0.01)), make_slices(100))["a"]
     assert (row.rows, row.note) == (100, "effective sample size below 20 answers: not judged")
     assert row.auroc is None
 
 
-def test_slices_one_class_has_no_auroc() -> None:
-    row = evaluate(change(correct=np.where(np.arange(400) < 100, 1, CORRECT)), make_slices(100))["a"]
+def test_slices_one_class_or_group_has_no_auroc_or_interval() -> None:
+    first = np.arange(400) < 100
+    row = evaluate(change(correct=np.where(first, 1, CORRECT)), make_slices(100))["a"]
     assert row.note == "one class only"
     assert {row.auroc, row.auroc_low, row.auroc_high} == {None}
     assert row.precision == 1 and None not in (row.ece, row.brier)
-
-
-def test_slices_one_group_has_no_interval() -> None:
-    row = evaluate(change(groups=np.where(np.arange(400) < 100, 0, GROUPS)), make_slices(100))["a"]
+    row = evaluate(change(group=np.where(first, 0, GROUPS)), make_slices(100))["a"]
     assert row.note == "one group only: no interval"
     assert row.auroc is not None and row.auroc_low is row.auroc_high is None
 
@@ -107,18 +100,13 @@ def test_slices_unscored_slice_has_no_metrics() -> None:
 
 
 def test_strata_are_ordered_and_name_missing_values() -> None:
-    strata = make_strata(
-        ["gold", None, "blue", "gold"],
-        [None, None, float("nan"), None],
-        np.array([10, 2, 0, 2]),
-        np.array([5, 6, 7, 80]),
-        NO_REFUSAL[:4],
-    )
+    lines, chunks, lengths = [None, None, float("nan"), None], np.array([10, 2, 0, 2]), np.array([5, 6, 7, 80])
+    strata = make_strata(["gold", None, "blue", "gold"], lines, chunks, lengths, NO_REFUSAL[:4])
     assert {name: list(strata[name].cat.categories) for name in strata} == {
         "product": ["blue", "gold", "not given"],
         "line of business": ["not given"],
         "retrieved chunks": ["0", "2", "10"],
-        "answer length": ["5 to 5 characters", "6 to 6 characters", "7 to 7 characters", "80 to 80 characters"],
+        "answer length": [f"{length} to {length} characters" for length in lengths],
     }
     assert strata["product"].tolist() == ["gold", "not given", "blue", "gold"]
     assert strata["retrieved chunks"].tolist() == ["10", "2", "0", "2"]
@@ -127,8 +115,8 @@ def test_strata_are_ordered_and_name_missing_values() -> None:
 def test_strata_lengths_fall_into_quartiles() -> None:
     lengths = np.random.default_rng(0).permutation(np.arange(1, 401))
     stratum = make_lengths(lengths)["answer length"]
-    assert stratum.value_counts(sort=False).tolist() == [100] * 4
     assert list(stratum.cat.categories) == [f"{n + 1} to {n + 100} characters" for n in (0, 100, 200, 300)]
+    assert stratum.value_counts(sort=False).tolist() == [100] * 4
     assert sorted(lengths[stratum == "1 to 100 characters"]) == list(range(1, 101))
     many_equal = make_lengths(np.where(lengths < 300, 8, lengths))["answer length"]
     assert many_equal.cat.categories[0] == "8 to 8 characters"
@@ -139,8 +127,7 @@ def test_strata_lengths_fall_into_quartiles() -> None:
 
 def test_auroc_by_slice_measures_every_scorer() -> None:
     refusals, silent = np.arange(400) < 15, np.where(np.arange(400) % 5 == 0, np.nan, CONFIDENCE)
-    kinds = make_lengths(np.full(400, 8), refusals)[KIND]
-    scores = {"sure": CONFIDENCE, "silent": silent}
+    kinds, scores = make_lengths(np.full(400, 8), refusals)[KIND], {"sure": CONFIDENCE, "silent": silent}
     reviewed = make_split(CORRECT, scores, groups=GROUPS, weight=WEIGHT)
     answers, few = compute_auroc_by_slice(reviewed, kinds, RESAMPLES, 20)
     assert (few.slice, few.rows, few.scorers) == ("refusals", 15, {})

@@ -17,6 +17,7 @@ rows = st.lists(st.tuples(score, score, st.integers(0, 3).map(float)), min_size=
 
 def make_arrays(rows: list[tuple[float, float, float]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     true, predicted, weight = (np.array(column) for column in zip(*rows, strict=True))
+    assume(weight.sum() > 0)
     return true, predicted, weight
 
 
@@ -38,20 +39,18 @@ def make_sample(rows: int = 300, seed: int = 0) -> tuple[np.ndarray, np.ndarray,
 @given(rows, score)
 def test_make_statistics_match_scikit_learn(rows: list[tuple[float, float, float]], t: float) -> None:
     true, predicted, weight = make_arrays(rows)
-    assume(weight.sum() > 0)
-    statistics = compute(true, predicted, t, weight)
     correct, shown = true >= t, predicted >= t
-    assert statistics["mse"] == pytest.approx(mean_squared_error(true, predicted, sample_weight=weight))
-    assert statistics["accuracy"] == pytest.approx(accuracy_score(correct, shown, sample_weight=weight))
-    assert statistics["positive"] == pytest.approx(np.average(correct, weights=weight))
-    if (weight * (correct | shown)).sum():
-        assert statistics["f1"] == pytest.approx(f1_score(correct, shown, sample_weight=weight))
-    else:
-        assert math.isnan(statistics["f1"])
+    expected = {
+        "mse": mean_squared_error(true, predicted, sample_weight=weight),
+        "accuracy": accuracy_score(correct, shown, sample_weight=weight),
+        "positive": np.average(correct, weights=weight),
+        "f1": f1_score(correct, shown, sample_weight=weight) if (weight * (correct | shown)).sum() else NAN,
+        "auroc": NAN,
+    }
     if 0 < (weight * correct).sum() < weight.sum():
-        assert statistics["auroc"] == pytest.approx(roc_auc_score(correct, predicted, sample_weight=weight))
-    else:
-        assert math.isnan(statistics["auroc"])
+        expected["auroc"] = roc_auc_score(correct, predicted, sample_weight=weight)
+    statistics = compute(true, predicted, t, weight)
+    assert {name: statistics[name] for name in expected} == pytest.approx(expected, nan_ok=True)
 
 
 @pytest.mark.heavy
@@ -60,16 +59,14 @@ def test_make_statistics_buffer_withholds_and_measures_rest(
     rows: list[tuple[float, float, float]], t: float, b: float
 ) -> None:
     true, predicted, weight = make_arrays(rows)
-    assume(weight.sum() > 0)
     rest = ~((predicted >= t - b) & (predicted <= t + b))
     statistics = compute(true, predicted, t, weight, b)
     assert statistics["withheld"] == pytest.approx(weight[~rest].sum() / weight.sum())
     for name in ("accuracy", "f1"):
         alone = compute(true[rest], predicted[rest], t, weight[rest])[name]
         assert statistics[f"{name}_buffered"] == pytest.approx(alone, nan_ok=True)
-    assert {name: statistics[name] for name in compute(true, predicted, t)} == pytest.approx(
-        compute(true, predicted, t, weight), nan_ok=True
-    )
+    without = compute(true, predicted, t, weight)
+    assert {name: statistics[name] for name in without} == pytest.approx(without, nan_ok=True)
 
 
 @pytest.mark.heavy
@@ -77,7 +74,7 @@ def test_make_statistics_buffer_withholds_and_measures_rest(
 def test_make_statistics_resamples_equal_single_weights(
     rows: list[tuple[float, float, float]], t: float, b: float
 ) -> None:
-    true, predicted, weight = make_arrays(rows)
+    true, predicted, weight = (np.array(column) for column in zip(*rows, strict=True))
     draws = np.stack([weight, np.ones(len(weight)), weight[::-1]])
     for figure in make_statistics(true, predicted, t, b).values():
         np.testing.assert_allclose(figure(draws), [figure(draw) for draw in draws])
@@ -85,12 +82,7 @@ def test_make_statistics_resamples_equal_single_weights(
 
 def test_make_statistics_score_of_t_is_correct() -> None:
     statistics = compute(np.array([0.9, 0.95, 1.0]), np.array([0.94, 0.95, 1.0]), 0.95)
-    assert (statistics["positive"], statistics["accuracy"], statistics["f1"], statistics["auroc"]) == (
-        pytest.approx(2 / 3),
-        1,
-        1,
-        1,
-    )
+    assert [statistics[name] for name in ("positive", "accuracy", "f1", "auroc")] == [pytest.approx(2 / 3), 1, 1, 1]
     assert compute(np.array([1.0, 0.0]), np.array([1.0, 1.0]), 1.0)["positive"] == 0.5
     at_the_edge = compute(np.array([0.5, 0.5]), np.array([0.25, 0.75]), 0.5, b=0.25)
     assert at_the_edge["withheld"] == 1 and math.isnan(at_the_edge["accuracy_buffered"])
@@ -110,20 +102,17 @@ def test_evaluate_estimates_has_every_statistic_with_interval() -> None:
     assert by_rows.get("withheld") is None
 
 
-def test_evaluate_estimates_unknown_true_scores_do_not_count() -> None:
+def test_evaluate_estimates_unknown_true_or_predicted_scores() -> None:
     true, predicted, groups = make_sample()
     unknown = np.arange(300) % 3 == 0
     some = compute(np.where(unknown, NAN, true), predicted, 0.7, b=0.05)
     assert some == pytest.approx(compute(true[~unknown], predicted[~unknown], 0.7, b=0.05))
     row = evaluate_estimates(np.where(unknown, NAN, true), predicted, 0.7, groups, None, BootstrapConfig(10, 0))
     assert row.labelled == 200 and row.note is None
-
-
-def test_evaluate_estimates_missing_prediction_counts_as_zero() -> None:
     true, predicted = np.array([0.9, 0.2, 0.8]), np.array([0.9, 0.3, NAN])
-    statistics = compute(true, predicted, 0.5)
-    assert statistics["mse"] == pytest.approx((0.1**2 + 0.8**2) / 3)
-    assert (statistics["accuracy"], statistics["auroc"]) == (pytest.approx(2 / 3), 0.5)
+    missing = compute(true, predicted, 0.5)
+    assert missing["mse"] == pytest.approx((0.1**2 + 0.8**2) / 3), "no prediction is one of 0"
+    assert (missing["accuracy"], missing["auroc"]) == (pytest.approx(2 / 3), 0.5)
     row = evaluate_estimates(true, np.full(3, NAN), 0.5, np.arange(3), None, BootstrapConfig(10, 0), buffer=0.1)
     assert row.note == "no answer has a predicted score"
     assert {row.mse, row.auroc, row.accuracy, row.f1} == {None}
@@ -147,11 +136,8 @@ def test_make_statistics_score_out_of_range_raises(wrong: list[float]) -> None:
     for true, predicted in ((scores, np.array(wrong)), (np.array(wrong), scores)):
         with pytest.raises(ValueError, match=r"\[0, 1\]"):
             make_statistics(true, predicted, 0.5)
-
-
-def test_make_statistics_negative_buffer_raises() -> None:
     with pytest.raises(ValueError, match=r"-0\.1"):
-        make_statistics(np.array([0.5]), np.array([0.5]), 0.5, -0.1)
+        make_statistics(scores, scores, 0.5, -0.1)
 
 
 @pytest.mark.heavy
@@ -160,7 +146,6 @@ def test_tune_t_maximizes_mean_of_f1_and_auroc(
     rows: list[tuple[float, float, float]], candidates: list[float], share: float
 ) -> None:
     true, predicted, weight = make_arrays(rows)
-    assume(weight.sum() > 0)
     merit = {}
     for t in candidates:
         positive = np.average(true >= t, weights=weight)
@@ -181,9 +166,6 @@ def test_tune_t_ignores_trivial_threshold() -> None:
     assert max(f1, key=lambda t: f1[t]) == 0.3
     assert tune_t(true, predicted, [0.3, 0.6, 0.75]) == 0.6
     assert tune_t(true, predicted, [0.3, 0.6, 0.75], min_class_share=0.01) == 0.3
-
-
-def test_tune_t_without_usable_candidate_lists_shares() -> None:
     true = np.array([0.8, 0.9, 0.95, 1.0])
     with pytest.raises(AbstainError, match=r"100% reach 0\.7, 25% reach 0\.98"):
         tune_t(true, true, [0.98, 0.7], min_class_share=0.3)

@@ -5,15 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from sklearn.metrics import (
-    accuracy_score,
-    average_precision_score,
-    brier_score_loss,
-    f1_score,
-    precision_score,
-    recall_score,
-    roc_auc_score,
-)
+from sklearn import metrics as theirs
 
 from abstain.learning.metrics.weighted_metrics import (
     Metric,
@@ -27,6 +19,7 @@ from abstain.learning.metrics.weighted_metrics import (
     effective_sample_size,
     error_recall,
     error_recall_over_random,
+    error_recall_vs_best,
     f1,
     precision,
     recall,
@@ -77,6 +70,7 @@ def test_ece_matches_hand_computation() -> None:
     weighted = reliability(correct, confidence, np.array([1.0, 1.0, 1.0, 0.5, 0.5]))
     assert [(b["rows"], b["share"]) for b in weighted] == [(2, 0.5), (3, 0.5)]
     assert ece(correct, confidence) == pytest.approx((2 * 0.28 + 3 * (0.95 - 2 / 3)) / 5)
+    assert [part["rows"] for part in reliability(correct[:3], np.array([0.85, 0.95, 1.0]))] == [1, 2]
 
 
 @given(rows)
@@ -114,21 +108,10 @@ weighted = st.lists(
     st.tuples(st.integers(0, 1), st.integers(0, 20).map(lambda n: n / 20), st.integers(1, 5)), min_size=1, max_size=30
 )
 RANKING: dict[str, Metric] = {
-    "auroc": auroc,
-    "auprc": auprc,
-    "aurc": aurc,
-    "error_recall": error_recall,
-    "withheld_share": withheld_share,
-    "error_recall_over_random": error_recall_over_random,
+    metric.__name__: metric for metric in (auroc, auprc, aurc, error_recall, withheld_share, error_recall_over_random)
 }
 PROBABILITY: dict[str, Metric] = {"brier": brier, "ece": ece}
-AT_THRESHOLD: dict[str, Metric] = {
-    "accuracy": accuracy,
-    "f1": f1,
-    "precision": precision,
-    "recall": recall,
-    "coverage": coverage,
-}
+AT_THRESHOLD: dict[str, Metric] = {metric.__name__: metric for metric in (accuracy, f1, precision, recall, coverage)}
 EVERY = RANKING | PROBABILITY | AT_THRESHOLD
 
 
@@ -159,28 +142,22 @@ def test_metrics_resamples_equal_single_weights(rows: list[tuple[int, float, flo
 
 
 @pytest.mark.heavy
-@given(
-    st.lists(st.tuples(st.integers(0, 1), ninths, st.just(1.0) | st.floats(0.01, 1)), min_size=1, max_size=30),
-)
+@given(st.lists(st.tuples(st.integers(0, 1), ninths, st.just(1.0) | st.floats(0.01, 1)), min_size=1, max_size=30))
 def test_metrics_match_scikit_learn(rows: list[tuple[int, float, float]]) -> None:
     correct, confidence, weight = (np.array(column) for column in zip(*rows, strict=True))
     shown = confidence >= 0.5
-    pairs = [
-        (brier(correct, confidence, weight), brier_score_loss(correct, confidence, sample_weight=weight)),
-        (accuracy(correct, confidence, weight), accuracy_score(correct, shown, sample_weight=weight)),
-        (coverage(correct, confidence, weight), np.average(shown, weights=weight)),
-    ]
+    assert coverage(correct, confidence, weight) == pytest.approx(np.average(shown, weights=weight))
+    pairs = [(brier, theirs.brier_score_loss, confidence), (accuracy, theirs.accuracy_score, shown)]
     if 0 < correct.sum() < len(correct):
-        pairs.append((auroc(correct, confidence, weight), roc_auc_score(correct, confidence, sample_weight=weight)))
+        pairs.append((auroc, theirs.roc_auc_score, confidence))
     if correct.any():
-        expected = average_precision_score(correct, confidence, sample_weight=weight)
-        pairs.append((auprc(correct, confidence, weight), expected))
-        pairs.append((recall(correct, confidence, weight), recall_score(correct, shown, sample_weight=weight)))
-        pairs.append((f1(correct, confidence, weight), f1_score(correct, shown, sample_weight=weight)))
+        pairs.append((auprc, theirs.average_precision_score, confidence))
+        pairs += [(recall, theirs.recall_score, shown), (f1, theirs.f1_score, shown)]
     if shown.any():
-        pairs.append((precision(correct, confidence, weight), precision_score(correct, shown, sample_weight=weight)))
-    for ours, theirs in pairs:
-        assert ours == pytest.approx(theirs)
+        pairs.append((precision, theirs.precision_score, shown))
+    for metric, other, predicted in pairs:
+        expected = other(correct, predicted, sample_weight=weight)
+        assert metric(correct, confidence, weight) == pytest.approx(expected), metric
 
 
 @given(
@@ -216,14 +193,11 @@ def test_ranking_metrics_depend_on_order_only(rows: list[tuple[int, float]]) -> 
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), ninths | st.just(math.nan)), min_size=1, max_size=20))
-def test_metrics_nan_confidence_counts_as_withheld(
-    rows: list[tuple[int, float]],
-) -> None:
+def test_metrics_nan_confidence_counts_as_withheld(rows: list[tuple[int, float]]) -> None:
     correct, confidence = make_arrays(rows)
     for name, metric in EVERY.items():
         found = metric(correct, confidence)
-        lowest = -1.0 if name in RANKING else 0.0
-        withheld = metric(correct, np.nan_to_num(confidence, nan=lowest))
+        withheld = metric(correct, np.nan_to_num(confidence, nan=-1.0 if name in RANKING else 0.0))
         expected = math.nan if np.isnan(confidence).all() else withheld
         assert found == pytest.approx(expected, nan_ok=True), name
 
@@ -274,13 +248,10 @@ def test_metrics_equal_weights_change_no_bit(rows: list[tuple[int, float]], prob
     assert aurc(correct, confidence) == pytest.approx(curve[1].mean())
 
 
-def test_row_weights_are_inverse_probabilities() -> None:
+def test_row_weights_and_effective_sample_size_match_definition() -> None:
     assert row_weights(np.array([0.5, 1.0, np.nan, 0.1])) == pytest.approx([0.2, 0.1, 0.1, 1.0])
     assert row_weights(np.array([])).tolist() == []
     assert row_weights(np.full(3, np.nan)).tolist() == [1, 1, 1]
-
-
-def test_effective_sample_size_matches_kish() -> None:
     assert effective_sample_size(np.array([1.0, 1.0, 1.0, 1.0])) == 4
     assert effective_sample_size(np.full(20, 0.3)) == 20  # 20.000000000000004 would be another figure than 20
     assert effective_sample_size(np.array([3.0, 1.0])) == pytest.approx(16 / 10)
@@ -306,20 +277,20 @@ def test_curves_count_a_row_as_often_as_it_weighs() -> None:
     generator = np.random.default_rng(0)
     correct, confidence = generator.integers(0, 2, 60), generator.integers(0, 11, 60) / 10
     times = generator.integers(1, 4, (2, 60))
-    repeated = [np.repeat(column, times[0]) for column in (correct, confidence)]
-    names = ("confidence", "accuracy", "share")
-    bins, expected = (
-        reliability(correct, confidence, times[0].astype(float), n_bins=4),
-        reliability(*repeated, n_bins=4),
-    )
-    assert [[part[name] for name in names] for part in bins] == [
-        pytest.approx([part[name] for name in names]) for part in expected
-    ]
+    bins = reliability(correct, confidence, times[0].astype(float), n_bins=4)
+    expected = reliability(*(np.repeat(column, times[0]) for column in (correct, confidence)), n_bins=4)
+    for part, other in zip(bins, expected, strict=True):
+        assert {**part, "rows": 0} == pytest.approx({**other, "rows": 0})
     shown, risk = risk_coverage(correct, confidence, times[0].astype(float))
     assert (np.diff(shown, prepend=0) * risk).sum() == pytest.approx(aurc(correct, confidence, times[0]))
     assert weighted_mean(correct, times) == pytest.approx([np.average(correct, weights=row) for row in times])
 
 
-def test_reliability_certain_answers_are_in_the_last_bin() -> None:
-    bins = reliability(np.array([0, 1, 1]), np.array([0.85, 0.95, 1.0]))
-    assert [part["rows"] for part in bins] == [1, 2]
+def test_error_recall_vs_best_is_relative_to_number_of_errors() -> None:
+    """Of ten answers the two least confident are withheld."""
+    correct = np.array([0, 0, 0, 0, 1, 1, 1, 1, 1, 1])
+    confidence = np.array([0.1, 0.2, 0.8, 0.9, 0.3, 0.4, 0.5, 0.6, 0.7, 0.85])
+    assert error_recall(correct, confidence, max_withheld_share=0.2) == pytest.approx(0.5)
+    assert error_recall_vs_best(correct, confidence, max_withheld_share=0.2) == pytest.approx(1.0)
+    few = np.array([0, *[1] * 9])
+    assert error_recall_vs_best(few, confidence, max_withheld_share=0.2) == pytest.approx(1.0)

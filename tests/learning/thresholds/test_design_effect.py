@@ -10,38 +10,22 @@ def make_totals(
     correct: list[int], groups: list[int], weight: list[float] | None = None, metric: str = "precision"
 ) -> GroupTotals:
     """At two thresholds, of which the second shows nothing."""
-    rows = len(correct)
-    return compute_group_totals(
-        np.full(rows, 0.5),
-        np.array(correct),
-        np.ones(rows) if weight is None else np.array(weight),
-        np.array(groups),
-        np.array([0.5, 0.9]),
-        metric,
-    )
+    confidence, of = np.full(len(correct), 0.5), np.ones(len(correct)) if weight is None else np.array(weight)
+    return compute_group_totals(confidence, np.array(correct), of, np.array(groups), np.array([0.5, 0.9]), metric)
 
 
-def test_effective_size_independent_answers_match_kish() -> None:
+def test_effective_size_is_kish_or_the_number_of_groups() -> None:
     found = make_totals([1, 0, 1, 1], [0, 1, 2, 3])
-    assert estimate_intraclass_correlation(found)[1].tolist() == [0, 0]
+    assert estimate_intraclass_correlation(found)[1].tolist() == [0, 0], "independent answers"
     assert found.compute_effective_size(np.zeros(2)) == pytest.approx([4, 0])
     weight = [1.0, 0.25, 1.0, 0.25]
     uneven = make_totals([1, 0, 0, 1], [0, 1, 2, 3], weight)
     assert uneven.compute_effective_size(np.zeros(2))[0] == pytest.approx(effective_sample_size(np.array(weight)))
     assert uneven.incorrect_share[0] == pytest.approx(1.25 / 2.5)
-
-
-def test_effective_size_fully_correlated_counts_groups() -> None:
-    found = make_totals([1, 1, 1, 0, 0, 0, 1, 1, 1, 0, 0, 0], [n // 3 for n in range(12)])
-    estimate, above = estimate_intraclass_correlation(found)
+    alike = make_totals([1, 1, 1, 0, 0, 0, 1, 1, 1, 0, 0, 0], [n // 3 for n in range(12)])
+    estimate, above = estimate_intraclass_correlation(alike)
     assert estimate[0] == above[0] == pytest.approx(1)
-    assert found.compute_effective_size(above)[0] == pytest.approx(4)
-
-
-def test_group_totals_error_rate_counts_withheld_answers() -> None:
-    found = make_totals([1, 0, 1, 1], [0, 0, 1, 1], metric="error_rate")
-    assert found.incorrect_share == pytest.approx([0.25, 0])
-    assert found.compute_effective_size(np.array([0.0, 0.0])) == pytest.approx([4, 4])
+    assert alike.compute_effective_size(above)[0] == pytest.approx(4)
 
 
 def test_effective_size_heavy_incorrect_answers_count_less() -> None:
@@ -51,6 +35,9 @@ def test_effective_size_heavy_incorrect_answers_count_less() -> None:
     light = make_totals([1] * 2 + [0] * 4, list(range(6)), [1.0] * 2 + [0.25] * 4)
     assert light.incorrect_share[0] == pytest.approx(1 / 3)
     assert light.compute_effective_size(np.zeros(2))[0] == pytest.approx(3**2 / 2.25)
+    of_all = make_totals([1, 0, 1, 1], [0, 0, 1, 1], metric="error_rate")
+    assert of_all.incorrect_share == pytest.approx([0.25, 0]), "the withheld answers count, too"
+    assert of_all.compute_effective_size(np.array([0.0, 0.0])) == pytest.approx([4, 4])
 
 
 @pytest.mark.parametrize("liked_often", [1.0, 0.25])
@@ -63,9 +50,8 @@ def test_intraclass_correlation_is_independent_of_sampling(liked_often: float) -
     (estimate,), (above,) = estimate_intraclass_correlation(found)
     assert estimate == pytest.approx(0.11, abs=0.02)
     assert estimate < above < estimate + 0.02
-    shuffled = compute_group_totals(
-        *of, np.random.default_rng(1).permutation(rows.groups), np.array([0.0]), "precision"
-    )
+    other_groups = np.random.default_rng(1).permutation(rows.groups)
+    shuffled = compute_group_totals(*of, other_groups, np.array([0.0]), "precision")
     assert estimate_intraclass_correlation(shuffled)[0][0] < 0.01
 
 
@@ -80,16 +66,12 @@ def test_intraclass_correlation_pools_tables_by_pairs() -> None:
 
 def test_intraclass_correlation_adds_the_jackknife_error() -> None:
     """Of four pairs two agree and two do not: leaving one out moves the estimate of 0 by a third, up or down."""
-    (estimate, _), (above, _) = estimate_intraclass_correlation(
-        make_totals([1, 1, 0, 0, 1, 0, 1, 0], [0, 0, 1, 1, 2, 2, 3, 3])
-    )
+    pairs = make_totals([1, 1, 0, 0, 1, 0, 1, 0], [0, 0, 1, 1, 2, 2, 3, 3])
+    (estimate, _), (above, _) = estimate_intraclass_correlation(pairs)
     assert estimate == pytest.approx(0) and above == pytest.approx(np.sqrt(3 / 4 * 4 / 9))
-
-
-@pytest.mark.parametrize(("correct", "bound"), [([1, 1, 0, 0, 0, 0], 1), ([1, 0, 1, 0, 1, 0], 0)])
-def test_intraclass_correlation_is_clipped_to_a_share(correct: list[int], bound: int) -> None:
-    estimate, above = estimate_intraclass_correlation(make_totals(correct, [0, 0, 1, 1, 2, 2]))
-    assert estimate[0] == above[0] == pytest.approx(bound)
+    for correct, bound in (([1, 1, 0, 0, 0, 0], 1), ([1, 0, 1, 0, 1, 0], 0)):
+        estimates, aboves = estimate_intraclass_correlation(make_totals(correct, [0, 0, 1, 1, 2, 2]))
+        assert estimates[0] == aboves[0] == pytest.approx(bound), "clipped to a share"
 
 
 @pytest.mark.parametrize("metric", ["precision", "error_rate"])

@@ -1,4 +1,5 @@
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,12 @@ from scipy.stats import beta, binom
 
 from abstain.config.params import ThresholdParams
 from abstain.core.errors import AbstainError
-from abstain.learning.thresholds.guarantee import MIN_GROUPS, VOID_IF, Guarantee
+from abstain.learning.thresholds.guarantee import (
+    MIN_GROUPS,
+    VOID_IF,
+    Guarantee,
+    can_check,
+)
 from abstain.learning.thresholds.outcomes import ControlledThreshold, InfeasibleThreshold
 from abstain.learning.thresholds.reviews_needed import estimate_reviews_needed
 from abstain.learning.thresholds.risk_control import ReviewedAnswers, control_risk, control_risk_by_params
@@ -23,13 +29,7 @@ from benchmarks.guarantee import (
     make_procedure,
     make_threshold_params,
 )
-
-
-def find_threshold_without_weights(
-    tested: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams
-) -> float | None:
-    return find_guaranteed_threshold(replace(tested, weight=None), replace(training, weight=None), params)
-
+from tests.learning.thresholds.builders import EVIDENCE, make_guarantee, make_missing_guarantee
 
 RUNS = 500
 CELLS = {
@@ -54,10 +54,12 @@ def test_control_risk_naive_procedures_violate_more_often() -> None:
     overlooking = {"documents": make_procedure(as_if_independent), "that it was tuned": find_heuristic_threshold}
     found = CELLS["documents that err together"].run(overlooking, 300)
     assert all(record.n_violated > compute_max_violations(300) for record in found.values())
-    uneven = Cell(Population(0.75, 0.0, review_ratio=4.0), 50, 10)
-    assert uneven.run({"weights": find_threshold_without_weights}, 100)["weights"].n_violated > compute_max_violations(
-        100
-    )
+
+    def without_weights(tested: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams) -> float | None:
+        return find_guaranteed_threshold(replace(tested, weight=None), replace(training, weight=None), params)
+
+    found = CELLS["incorrect answers that weigh more"].run({"weights": without_weights}, 100)
+    assert found["weights"].n_violated > compute_max_violations(100)
 
 
 @pytest.mark.heavy
@@ -94,10 +96,9 @@ def test_control_risk_reviews_needed_reach_stated_power() -> None:
 
 def make_answers(*groups: tuple[float, int, int]) -> ReviewedAnswers:
     """Answers from (confidence, how many right, how many wrong)."""
-    confidence = np.concatenate([np.full(right + wrong, value) for value, right, wrong in groups])
-    return ReviewedAnswers(
-        confidence, np.concatenate([np.repeat([1, 0], [right, wrong]) for _, right, wrong in groups])
-    )
+    values, right, wrong = zip(*groups, strict=True)
+    correct = np.repeat([1, 0] * len(groups), np.ravel([right, wrong], "F"))
+    return ReviewedAnswers(np.repeat(values, np.add(right, wrong)), correct)
 
 
 TESTED = make_answers((0.9, 40, 0), (0.6, 18, 2), (0.3, 18, 22))
@@ -143,9 +144,6 @@ def test_control_risk_reports_largest_reviewer_share() -> None:
         made = control_risk_by_params(by, TRAINING, make_threshold_params(target, metric))
         assert isinstance(made, ControlledThreshold) and made.threshold == 0.6 and made.largest_reviewer is not None
         assert made.largest_reviewer.share == pytest.approx(most)
-
-
-def test_find_largest_reviewer_is_weighted() -> None:
     rows = set_reviewers(make_answers((0.9, 2, 0)), [RARELY], [OFTEN])
     largest = replace(rows, weight=np.array([0.2, 1.0])).find_largest_reviewer("precision", 0.5)
     assert largest is not None and largest.share == pytest.approx(1 / 1.2)
@@ -153,26 +151,19 @@ def test_find_largest_reviewer_is_weighted() -> None:
 
 
 def test_control_risk_dominant_reviewer_gives_no_guarantee() -> None:
-    five = [[f"sme-{n}"] for n in range(5)]
-    kept = control_risk_by_params(
-        set_reviewers(TESTED, *five), TRAINING, make_threshold_params(0.9, max_reviewer_share=0.2), validation_share=0.5
+    five, params = [[f"sme-{n}"] for n in range(5)], make_threshold_params(0.9, max_reviewer_share=0.2)
+    kept, refused = (
+        control_risk_by_params(set_reviewers(TESTED, *names), TRAINING, params, validation_share=0.5)
+        for names in (five, five[:2])
     )
     assert isinstance(kept, ControlledThreshold)
-    refused = control_risk_by_params(
-        set_reviewers(TESTED, *five[:2]),
-        TRAINING,
-        make_threshold_params(0.9, max_reviewer_share=0.2),
-        validation_share=0.5,
-    )
     assert isinstance(refused, InfeasibleThreshold) and refused.to_guarantee().status == "none"
     assert (refused.reviews_needed, refused.additional_reviews) == (250, 300)
     assert "one of 2 reviewers wrote 50.0 % of the reviews" in refused.to_guarantee().message
     assert "have others review about 300 more answers" in refused.to_guarantee().message
     # As many more by others, and the share is within the limit.
     more = set_reviewers(make_answers((0.9, 140, 0), (0.6, 63, 7), (0.3, 18, 22)), *five)
-    assert isinstance(
-        control_risk_by_params(more, TRAINING, make_threshold_params(0.9, max_reviewer_share=0.2)), ControlledThreshold
-    )
+    assert isinstance(control_risk_by_params(more, TRAINING, params), ControlledThreshold)
 
 
 def test_control_risk_error_rate_counts_all_answers() -> None:
@@ -228,11 +219,11 @@ def test_control_risk_weak_scorer_needs_lower_target() -> None:
     assert made.error_rate == pytest.approx(0.08) and "raise threshold.target" in made.to_guarantee().message
 
 
-@pytest.mark.parametrize("params", [make_threshold_params(0.05, "error_rate"), make_threshold_params(0.9)])
-def test_control_risk_different_scales_raise(params: ThresholdParams) -> None:
+@pytest.mark.parametrize(("target", "metric"), [(0.05, "error_rate"), (0.9, "precision")])
+def test_control_risk_different_scales_raise(target: float, metric: str) -> None:
     tested, training = make_answers((0.5, 60, 40)), make_answers((0.9, 60, 0), (0.7, 60, 40))
     with pytest.raises(AbstainError, match=r"0\.700 or more.* on one scale"):
-        control_risk_by_params(tested, training, params)
+        control_risk_by_params(tested, training, make_threshold_params(target, metric))
 
 
 tables = st.lists(
@@ -268,13 +259,6 @@ def test_control_risk_guarantee_is_significant(
     assert Guarantee.model_validate_json(guarantee.model_dump_json()) == guarantee
 
 
-@pytest.mark.parametrize("change", [{"metric": "auroc"}, {"target": 90.0}, {"confidence_level": 1.0}])
-def test_control_risk_invalid_requirement_raises(change: dict) -> None:
-    arguments = {"metric": "precision", "target": 0.9, "confidence_level": 0.9} | change
-    with pytest.raises(ValueError, match="is none of"):
-        control_risk(TRAINING, TRAINING, **arguments)
-
-
 def test_estimate_reviews_needed_matches_hand_computation() -> None:
     """Where all that is shown is right, 0.95 ** 45 is the first power of 0.95 that is at most 0.1."""
     assert estimate_reviews_needed("precision", 0.95, 0.9, 1.0, 1.0) == 45
@@ -301,7 +285,7 @@ def test_estimate_reviews_needed_has_power_80_percent(target: float, better: flo
     assert min(power(rows) for rows in range(int(needed * 0.98) - 2, needed)) < 0.8
 
 
-GOOD, NO_ROWS = make_answers((0.9, 60, 0), (0.3, 20, 20)), ReviewedAnswers(np.array([]), np.array([], int))
+GOOD = make_answers((0.9, 60, 0), (0.3, 20, 20))
 
 
 @pytest.mark.parametrize(
@@ -309,29 +293,75 @@ GOOD, NO_ROWS = make_answers((0.9, 60, 0), (0.3, 20, 20)), ReviewedAnswers(np.ar
     [
         (replace(GOOD, confidence=np.full(100, np.nan)), "100 of 100"),
         (replace(GOOD, weight=np.zeros(100)), "100 of 100"),
-        (NO_ROWS, "no reviewed answers"),
+        (ReviewedAnswers(np.array([]), np.array([], int)), "no reviewed answers"),
     ],
     ids=["confidence", "weight", "no rows"],
 )
-def test_control_risk_invalid_rows_raise(bad: ReviewedAnswers, message: str) -> None:
+def test_control_risk_invalid_rows_or_requirement_raise(bad: ReviewedAnswers, message: str) -> None:
     for tested, training in ((bad, GOOD), (GOOD, bad)):
         with pytest.raises(AbstainError, match=message):
             control_risk_by_params(tested, training, make_threshold_params())
+    for change in ({"metric": "auroc"}, {"target": 90.0}, {"confidence_level": 1.0}):
+        with pytest.raises(ValueError, match="is none of"):
+            control_risk(GOOD, GOOD, **{"metric": "precision", "target": 0.9, "confidence_level": 0.9} | change)
+
+
+@pytest.mark.parametrize(("metric", "target"), [("precision", 0.9), ("error_rate", 0.02)])
+@pytest.mark.parametrize("answers", [(0.9, 1, 0), (0.9, 0, 1), (0.2, 0, 50), (1.0, 5, 0)])
+def test_control_risk_single_row_or_class_is_infeasible(
+    answers: tuple[float, int, int], metric: str, target: float
+) -> None:
+    rows = make_answers(answers)
+    made = control_risk_by_params(rows, rows, make_threshold_params(target, metric))
+    assert isinstance(made, InfeasibleThreshold)
+    assert made.precision == pytest.approx(rows.correct.mean())
+    assert (made.reviews_needed is None) == (rows.correct.mean() == 0)
+    other = control_risk_by_params(make_answers((0.8, 200, 0)), rows, make_threshold_params(0.9))
+    assert isinstance(other, ControlledThreshold | InfeasibleThreshold)
+
+
+FEW_GROUPS = EVIDENCE.model_copy(update={"p_value": None, "groups": 8})
+NO_REVIEWERS = FEW_GROUPS.model_copy(update={"groups": 10**9, "reviewers": None, "largest_reviewer_share": None})
+EVERY = [
+    make_guarantee(
+        status=status, metric=metric, target=target, evidence=evidence, additional_reviews=more, population=population
+    )
+    for status in ("active", "unchecked", "none")
+    for metric, target in (("precision", 0.975), ("error_rate", 0.5))
+    for evidence, more in ((EVIDENCE, 1), (FEW_GROUPS, None), (NO_REVIEWERS, None), (NO_REVIEWERS, 10**9))
+    for population in ("all_answers", "answers_like_reviewed")
+]
+
+
+@pytest.mark.parametrize("guarantee", EVERY)
+def test_guarantee_is_one_sentence_and_its_summary_has_no_prose(guarantee: Guarantee) -> None:
+    assert Guarantee.model_validate_json(guarantee.model_dump_json()) == guarantee
+    assert re.fullmatch(r"[A-Z].*[^.]\.", guarantee.message) and ". " not in guarantee.message
+    summary = guarantee.summarize()
+    changes = {"evidence": FEW_GROUPS, "holdout": None, "additional_reviews": 7}
+    assert guarantee.model_copy(update=changes).summarize() == summary and len(summary.model_dump_json()) < 150
+    values = summary.model_dump()
+    assert set(values) == {"status", "metric", "target", "confidence", "population"}
+    assert all(isinstance(value, float) or re.fullmatch("[a-z_]+", value) for value in values.values())
+
+
+def test_can_check_needs_answers_and_groups() -> None:
+    assert can_check(20, 5, min_n_eff=20)
+    assert not can_check(19.9, 50, min_n_eff=20) and not can_check(200, 4, min_n_eff=20)
 
 
 @pytest.mark.parametrize(
-    "rows",
-    [make_answers((0.9, 1, 0)), make_answers((0.9, 0, 1)), make_answers((0.2, 0, 50)), make_answers((1.0, 5, 0))],
+    ("guarantee", "part"),
+    [
+        (make_guarantee(), "At least 80 % of the shown answers are correct (confidence 0.9)."),
+        (make_guarantee(metric="error_rate", target=0.1), "At most 10 % of all answers are shown and incorrect"),
+        (make_guarantee(status="unchecked", additional_reviews=40), "not checked on the hold-out yet: bring about 40"),
+        (make_missing_guarantee(333), "bring about 333 more, or lower threshold.target"),
+        (make_missing_guarantee(None), "train a better scorer"),
+        (make_missing_guarantee(evidence=FEW_GROUPS), "review answers about 10 or more"),
+        (make_missing_guarantee(evidence=EVIDENCE), "have others review about 500 more answers"),
+    ],
+    ids=["precision", "error rate", "unchecked", "few reviews", "hopeless", "few documents", "one reviewer"],
 )
-def test_control_risk_single_row_or_class_is_infeasible(rows: ReviewedAnswers) -> None:
-    for metric in ("precision", "error_rate"):
-        made = control_risk_by_params(
-            rows, rows, make_threshold_params(0.02 if metric == "error_rate" else 0.9, metric)
-        )
-        assert isinstance(made, InfeasibleThreshold)
-        assert made.precision == pytest.approx(rows.correct.mean())
-        assert (made.reviews_needed is None) == (rows.correct.mean() == 0)
-    assert isinstance(
-        control_risk_by_params(make_answers((0.8, 200, 0)), rows, make_threshold_params(0.9)),
-        ControlledThreshold | InfeasibleThreshold,
-    )
+def test_guarantee_message_states_limit_status_and_remedy(guarantee: Guarantee, part: str) -> None:
+    assert part in guarantee.message

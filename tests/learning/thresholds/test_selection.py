@@ -9,22 +9,18 @@ from hypothesis import strategies as st
 from abstain.config.params import ThresholdParams
 from abstain.core.errors import AbstainError
 from abstain.learning.thresholds.selection import compute_operating_point, tune_threshold
+from benchmarks.guarantee import make_threshold_params
 
 # Steps of a tenth: ties are common. Every answer with the same confidence is shown or masked together.
 answers = st.lists(st.tuples(st.integers(0, 10).map(lambda n: n / 10), st.booleans()), min_size=1, max_size=40)
 
 
 def make_params(target: float, min_shown: int, metric: str = "precision") -> ThresholdParams:
-    given = {"metric": metric, "target": target, "min_shown": min_shown, "confidence": 0.9}
-    return ThresholdParams.model_validate(given | {"on_infeasible": "heuristic", "max_reviewer_share": None})
+    return make_threshold_params(target, metric).model_copy(update={"min_shown": min_shown})
 
 
 def make_arrays(rows: list[tuple[float, bool]]) -> tuple[np.ndarray, np.ndarray]:
-    return np.array([c for c, _ in rows]), np.array([int(right) for _, right in rows])
-
-
-def select_shown(rows: list[tuple[float, bool]], threshold: float) -> list[bool]:
-    return [right for confidence, right in rows if confidence >= threshold]
+    return np.array([c for c, _ in rows]), np.array([right for _, right in rows], int)
 
 
 @given(answers, st.sampled_from([0.3, 0.5, 0.8, 0.95]), st.integers(1, 12))
@@ -34,7 +30,8 @@ def test_tune_threshold_maximizes_coverage_at_target(
     feasible = {
         threshold: len(shown)
         for threshold in {confidence for confidence, _ in rows}
-        if len(shown := select_shown(rows, threshold)) >= min_shown and sum(shown) / len(shown) >= target
+        if len(shown := [right for confidence, right in rows if confidence >= threshold]) >= min_shown
+        and sum(shown) / len(shown) >= target
     }
     params = make_params(target, min_shown)
     if not feasible:
@@ -42,7 +39,7 @@ def test_tune_threshold_maximizes_coverage_at_target(
             tune_threshold(*make_arrays(rows), params)
         return
     chosen = tune_threshold(*make_arrays(rows), params)
-    shown = select_shown(rows, chosen.threshold)
+    shown = [right for confidence, right in rows if confidence >= chosen.threshold]
     assert sum(shown) / len(shown) == pytest.approx(chosen.precision)
     assert chosen.precision >= target
     assert len(shown) == chosen.shown == max(feasible.values()) >= min_shown
@@ -62,30 +59,20 @@ def test_tune_threshold_error_rate_counts_all_answers() -> None:
     assert compute_operating_point(*make_arrays(rows), 0.95).error_rate == 0
 
 
-def test_tune_threshold_float32_row_stays_shown() -> None:
-    confidence = np.array([0.1, 0.3, 0.7], np.float32)
-    chosen = tune_threshold(confidence, np.array([0, 1, 1]), make_params(0.9, 1))
-    assert chosen.shown == 2
-    assert (confidence >= chosen.threshold).tolist() == [False, True, True]
-
-
 def test_tune_threshold_unreachable_target_names_best_value() -> None:
     rows = [(0.9, True), (0.8, False), (0.7, True), (0.6, True), (0.2, False)]
     with pytest.raises(AbstainError, match=r"0\.750 while showing 80% \(threshold 0\.600\): lower threshold\.target"):
         tune_threshold(*make_arrays(rows), make_params(0.9, 3))
 
 
-def test_tune_threshold_needs_min_shown() -> None:
+def test_tune_threshold_too_few_answers_raises() -> None:
     rows = [(0.9, True)] * 4 + [(0.5, False)] * 6
     assert tune_threshold(*make_arrays(rows), make_params(0.9, 4)).shown == 4
     with pytest.raises(AbstainError, match="within reach: 0.400 while showing 100%"):
         tune_threshold(*make_arrays(rows), make_params(0.9, 5))
-
-
-@pytest.mark.parametrize("rows", [[], [(0.5, True)] * 4])
-def test_tune_threshold_too_few_answers_raises(rows: list[tuple[float, bool]]) -> None:
-    with pytest.raises(AbstainError, match=rf"only {len(rows)} .* threshold\.min_shown = 5"):
-        tune_threshold(*make_arrays(rows), make_params(0.5, 5))
+    for few in (0, 4):
+        with pytest.raises(AbstainError, match=rf"only {few} .* threshold\.min_shown = 5"):
+            tune_threshold(*make_arrays(rows[:few]), make_params(0.5, 5))
 
 
 def test_operating_point_undefined_rates_are_nan() -> None:
@@ -97,6 +84,12 @@ def test_operating_point_undefined_rates_are_nan() -> None:
     assert nothing_correct.shown == 2, "an answer at the threshold is shown"
 
 
+def test_tune_threshold_float32_row_stays_shown() -> None:
+    confidence = np.array([0.1, 0.3, 0.7], np.float32)
+    chosen = tune_threshold(confidence, np.array([0, 1, 1]), make_params(0.9, 1))
+    assert chosen.shown == 2 and (confidence >= chosen.threshold).tolist() == [False, True, True]
+
+
 @given(
     st.lists(
         st.tuples(st.integers(0, 10).map(lambda n: n / 10), st.booleans(), st.integers(1, 4)), min_size=1, max_size=20
@@ -105,14 +98,14 @@ def test_operating_point_undefined_rates_are_nan() -> None:
 )
 def test_tune_threshold_weight_equals_repeated_rows(rows: list[tuple[float, bool, int]], target: float) -> None:
     confidence, right, weight = (np.array(column) for column in zip(*rows, strict=True))
-    params = make_params(target, 1)
+    params, correct = make_params(target, 1), right.astype(int)
     try:
-        whole = tune_threshold(np.repeat(confidence, weight), np.repeat(right, weight).astype(int), params)
+        whole = tune_threshold(np.repeat(confidence, weight), np.repeat(correct, weight), params)
     except AbstainError:
         with pytest.raises(AbstainError):
-            tune_threshold(confidence, right.astype(int), params, weight.astype(float))
+            tune_threshold(confidence, correct, params, weight.astype(float))
         return
-    chosen = tune_threshold(confidence, right.astype(int), params, weight.astype(float))
+    chosen = tune_threshold(confidence, correct, params, weight.astype(float))
     assert chosen.threshold == whole.threshold
     assert (chosen.precision, chosen.coverage) == pytest.approx((whole.precision, whole.coverage))
     assert chosen.rows == len(rows)

@@ -1,17 +1,38 @@
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from torch import Tensor, nn
 
 from abstain.config.params import Architecture
 from abstain.learning.estimators import training_rows as rows_module
+from abstain.learning.estimators.probes import linear as linear_module
+from abstain.learning.estimators.probes import pca as pca_module
+from abstain.learning.estimators.probes.attention import AttentionProbe
 from abstain.learning.estimators.probes.base import logits_to_confidence, predict_confidence, predict_logits
-from abstain.learning.estimators.training_rows import pad
-from tests.learning.estimators.builders import EVERY_KIND, D, build_probe, ragged, weights
+from abstain.learning.estimators.probes.linear import LinearProbe
+from abstain.learning.estimators.probes.lstm import LSTMProbe
+from abstain.learning.estimators.probes.pca import PCAProbe
+from abstain.learning.estimators.training_rows import TrainingRows, pad
+from tests.learning.estimators.builders import (
+    EVERY_KIND,
+    PARAMS,
+    D,
+    Watched,
+    build_probe,
+    make_planted,
+    ragged,
+    weights,
+)
+from tests.tolerance import assert_near, tolerance
 
 lengths = st.lists(st.integers(1, 15), min_size=1, max_size=6)
 every_kind = pytest.mark.parametrize("architecture", EVERY_KIND)
@@ -49,8 +70,8 @@ def test_predict_confidence_is_independent_of_batch_size(
     module, rows = build_probe(architecture), ragged(*range(1, 11))
     whole = predict_confidence(module, rows)
     monkeypatch.setattr(rows_module, "BATCH_VALUES", 20 * D)
-    torch.testing.assert_close(predict_confidence(module, rows), whole, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(whole, logits_to_confidence(predict_logits(module, iter(rows))), atol=1e-5, rtol=1e-5)
+    for batched in (predict_confidence(module, rows), logits_to_confidence(predict_logits(module, iter(rows)))):
+        torch.testing.assert_close(batched, whole, atol=1e-5, rtol=1e-5)
     assert predict_confidence(module, []).shape == (0,)
 
 
@@ -69,22 +90,14 @@ def test_probe_to_serving_matches_trained_probe(architecture: Architecture) -> N
     assert torch.equal(weights(module), before)
 
 
-@pytest.mark.parametrize("architecture", [name for name in EVERY_KIND if name != "linear"])
-def test_probe_dropout_applies_in_training_only(architecture: Architecture) -> None:
-    module, batch = build_probe(architecture, dropout=0.5), pad(ragged(3, 8))
-    with torch.no_grad():
-        assert torch.equal(module(*batch), module(*batch))
-        module.train()
-        assert not torch.equal(module(*batch), module(*batch))
-
-
 def test_fit_standardization_constant_dimension_keeps_scale() -> None:
-    rows = ragged(7, 3, 12)
+    rows, module = ragged(7, 3, 12), build_probe("linear")
     for row in rows:
         row[:, 2] = 4.0
-    module = build_probe("linear")
     module.fit_standardization(rows)
     torch.testing.assert_close(module.standardize(rows[0] + 0.5)[:, 2], torch.full((7,), 0.5))
+    module.fit_standardization([torch.full((1, D), 3.0)])
+    assert torch.equal(module.mean, torch.full((D,), 3.0)) and torch.equal(module.scale, torch.ones(D))
 
 
 @settings(deadline=None, max_examples=30)
@@ -107,12 +120,6 @@ def test_fit_standardization_matches_two_pass_formula(
     assert all(torch.equal(row, copy) for row, copy in zip(rows, copies, strict=True)), "rows were changed"
 
 
-def test_fit_standardization_single_token_has_no_nan() -> None:
-    module = build_probe("linear")
-    module.fit_standardization([torch.full((1, D), 3.0)])
-    assert torch.equal(module.mean, torch.full((D,), 3.0)) and torch.equal(module.scale, torch.ones(D))
-
-
 def test_fit_standardization_holds_one_row() -> None:
     seen: list[weakref.ref[Tensor]] = []
 
@@ -126,3 +133,134 @@ def test_fit_standardization_holds_one_row() -> None:
 
     build_probe("linear").fit_standardization(rows())
     assert len(seen) == 20
+
+
+def test_attention_probe_matches_definition() -> None:
+    """By its definition, row by row: each head pools first, and classifies then."""
+    module, rows = build_probe("attention"), ragged(1, 4, 9)
+    assert isinstance(module, AttentionProbe)
+    heads = module.hyperparameters["heads"]
+    queries, *values = module.queries_and_values.weight.detach().split(heads)
+    _, *biases = module.queries_and_values.bias.detach().split(heads)
+    for row in rows:
+        standard = (row - module.mean) / module.scale
+        pooled = (standard @ queries.T).softmax(0).T @ standard
+        logits = [(pooled * weight).sum() + bias.sum() for weight, bias in zip(values, biases, strict=True)]
+        with torch.inference_mode():
+            torch.testing.assert_close(module(*pad([row]))[0], torch.stack(logits), atol=1e-4, rtol=1e-4)
+
+
+@settings(deadline=None, max_examples=30)
+@given(lengths)
+def test_lstm_probe_matches_packed_sequence(lengths: list[int]) -> None:
+    module, rows = build_probe("lstm"), ragged(*lengths)
+    assert isinstance(module, LSTMProbe)
+    standard = nn.utils.rnn.pack_sequence([(row - module.mean) / module.scale for row in rows], enforce_sorted=False)
+    with torch.inference_mode():
+        _, (last, _) = module.reader.lstm(standard)
+        torch.testing.assert_close(module(*pad(rows)), module.reader.head(last[0]), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("filler", [float("nan"), float("-inf")])
+def test_lstm_probe_ignores_nan_padding(filler: float) -> None:
+    module, (states, ends) = build_probe("lstm"), pad(ragged(4, 9))
+    filled = states.clone()
+    filled[0, 4:] = filler
+    with torch.inference_mode():
+        torch.testing.assert_close(module(filled, ends), module(states, ends))
+
+
+def make_features(rows: TrainingRows) -> np.ndarray:
+    return np.stack([np.concatenate([row.mean(0).numpy(), row[-1].numpy()]) for row in rows.states]).astype(float)
+
+
+def fits(rows: TrainingRows) -> list[tuple[float, float, torch.Tensor]]:
+    """C, training loss and weights, step by step."""
+    return [(step.value, step.train_loss, weights(step.probe).clone()) for step in LinearProbe.fit_path(rows, PARAMS)]
+
+
+def test_linear_path_matches_scikit_learn() -> None:
+    rows = make_planted(120, 1)
+    rows.weight[::3] = 0.4
+    features, correct, penalties = make_features(rows), rows.correct.numpy(), []
+    weight = (rows.weight / rows.weight.mean()).double().numpy()
+    for step in LinearProbe.fit_path(rows, PARAMS):
+        plain = make_pipeline(StandardScaler(), LogisticRegression(C=step.value, tol=1e-8, max_iter=10_000))
+        plain.fit(features, correct, logisticregression__sample_weight=weight)
+        expected = plain.predict_proba(features)[:, 1]
+        np.testing.assert_allclose(predict_confidence(step.probe, rows.states), expected, atol=5e-3)
+        assert step.train_loss == pytest.approx(log_loss(correct, expected, sample_weight=weight), abs=1e-3)
+        penalties.append(step.value)
+    assert len(penalties) == LinearProbe.count_steps(PARAMS) and penalties == sorted(penalties)
+    assert penalties[0] * 2 * D == pytest.approx(10**-1.5) and penalties[-1] * 2 * D == pytest.approx(10**2.5)
+
+
+def test_linear_path_depends_on_weight_ratio() -> None:
+    rows = make_planted(60, 1)
+    rows.weight[::2] = 0.5
+    doubled = TrainingRows(rows.states, rows.correct, rows.weight * 2)  # exact in floating point, and so is its ratio
+    assert all(torch.equal(a, b) for (*_, a), (*_, b) in zip(fits(rows), fits(doubled), strict=True))
+
+
+def test_linear_path_memory_mapped_features_give_same_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = make_planted(150, 1)
+    in_memory = fits(rows)
+    monkeypatch.setattr(linear_module, "MEMORY_VALUES", 0)
+    seen = []
+    monkeypatch.setattr(np, "memmap", lambda *args, _made=np.memmap, **more: seen.append(1) or _made(*args, **more))
+    on_disk = fits(rows)
+    assert seen == [1]
+    for one, other in zip(in_memory, on_disk, strict=True):
+        assert one[0] == other[0] and one[1] == pytest.approx(other[1], rel=tolerance(torch.float32))
+        assert_near(one[2], other[2])
+
+
+def make_rows(states: Sequence[Tensor]) -> TrainingRows:
+    return TrainingRows(states, torch.zeros(len(states), dtype=torch.int64), torch.ones(len(states)))
+
+
+def make_correlated(rows: int, seed: int = 0) -> list[Tensor]:
+    """States that vary in four directions, and little in others."""
+    generator = torch.Generator().manual_seed(seed)
+    mix = torch.randn(4, D, generator=generator)
+    lengths = torch.randint(1, 12, (rows,), generator=generator).tolist()
+    return [
+        7 + 2 * torch.randn(n, 4, generator=generator) @ mix + 0.1 * torch.randn(n, D, generator=generator)
+        for n in lengths
+    ]
+
+
+def test_pca_probe_components_match_exact_decomposition() -> None:
+    states, probe = make_correlated(60), PCAProbe(D, 4, 8, 0.0)
+    probe.fit_preprocessing(make_rows(states))
+    tokens = torch.cat(states).double()
+    standard = (tokens - tokens.mean(0)) / tokens.std(0)
+    _, vectors = torch.linalg.eigh(standard.T @ standard)
+    found = probe.projection.double()
+    # The same space: the cosines of its principal angles with the exact one are ones.
+    cosines = torch.linalg.svdvals(vectors[:, -4:].T @ (found / found.norm(dim=0)))
+    torch.testing.assert_close(cosines, torch.ones(4, dtype=torch.float64), atol=1e-5, rtol=0)
+    compressed = probe.standardize(torch.cat(states)) @ probe.projection
+    torch.testing.assert_close(torch.cov(compressed.T), torch.eye(4), atol=1e-2, rtol=0)
+
+
+def test_pca_probe_fewer_tokens_than_components_is_finite() -> None:
+    probe = PCAProbe.from_params(D, PARAMS)
+    assert pca_module.COMPONENTS > D == probe.hyperparameters["components"]
+    states = ragged(2, 1)
+    probe.fit_preprocessing(make_rows(states))
+    compressed = probe.standardize(torch.cat(states)) @ probe.projection
+    assert float(compressed.abs().max()) < 10
+
+
+def test_pca_probe_samples_evenly_spaced_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = make_correlated(60)
+    watched, whole, probe = Watched(states), PCAProbe(D, 4, 8, 0.0), PCAProbe(D, 4, 8, 0.0)
+    whole.fit_preprocessing(make_rows(states))
+    monkeypatch.setattr(pca_module, "SAMPLE_TOKENS", int(watched.lengths.sum()) // 3 + 1)
+    probe.fit_preprocessing(make_rows(watched))
+    assert [i for i, reads in watched.read.items() if reads == 2] == list(range(0, 60, 3))
+    directions = [p.projection / p.projection.norm(dim=0) for p in (probe, whole)]
+    assert float(torch.linalg.svdvals(directions[0].T @ directions[1]).min()) > 0.99
+    assert_near(probe.mean, whole.mean)  # mean and deviation are of all rows
+    assert_near(probe.scale, whole.scale)

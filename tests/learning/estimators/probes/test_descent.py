@@ -1,34 +1,25 @@
-from itertools import islice, pairwise
+from itertools import islice
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from abstain.config.params import Architecture
 from abstain.learning.estimators.probe_registry import PROBES
 from abstain.learning.estimators.probes import descent as module_under_test
 from abstain.learning.estimators.probes.descent import DimensionDropout, probe_loss
 from abstain.learning.estimators.probes.lstm import LSTMProbe
-from abstain.learning.estimators.training_rows import TrainingRows
-from tests.learning.estimators.builders import EVERY_KIND, PARAMS, Watched, make_planted, weights
+from abstain.learning.estimators.training_rows import TrainingRows, pad
+from tests.learning.estimators.builders import EVERY_KIND, PARAMS, Watched, build_probe, make_planted, ragged, weights
 
 
-def compute_loss(
-    logits: np.ndarray, correct: np.ndarray, weight: np.ndarray, huber_lambda: float, huber_delta: float
-) -> float:
-    """Equations 7 to 9 of the paper, row by row, in float64."""
-    share = weight / weight.sum()
-    total, confident, accurate = 0.0, 0.0, 0.0
-    for z, y, s in zip(logits.astype(float), correct, share, strict=True):
-        p = np.exp(z) / np.exp(z).sum()
-        total += s * -np.log(p[y])
-        confident += s * p.max()
-        accurate += s * (p.argmax() == y)
-    x = abs(confident - accurate)
-    huber = x**2 / 2 if x <= huber_delta else huber_delta * (x - huber_delta / 2)
-    return total + huber_lambda * huber
+def compute_loss(logits: np.ndarray, correct: np.ndarray, weight: np.ndarray, strength: float, delta: float) -> float:
+    """Equations 7 to 9 of the paper, in float64."""
+    odds, share = np.exp(logits.astype(float)), weight / weight.sum()
+    p = odds / odds.sum(axis=1, keepdims=True)
+    x = abs(share @ p.max(axis=1) - share @ (p.argmax(axis=1) == correct))
+    huber = x**2 / 2 if x <= delta else delta * (x - delta / 2)
+    return -share @ np.log(p[np.arange(len(p)), correct]) + strength * huber
 
 
 @pytest.mark.parametrize("huber_lambda", [0.0, 0.5, 3.0])
@@ -48,52 +39,40 @@ def test_probe_loss_matches_equations_7_to_9(
     assert float(loss) == pytest.approx(expected, abs=1e-6)
 
 
-@settings(deadline=None, max_examples=50)
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=80), st.integers(1, 7), st.integers(0, 99))
-def test_length_batches_have_every_row_and_similar_lengths(lengths: list[int], size: int, seed: int) -> None:
-    draws = torch.Generator().manual_seed(seed)
-    made = module_under_test._make_length_batches(torch.tensor(lengths), size, draws)
-    assert sorted(torch.cat(made).tolist()) == list(range(len(lengths)))
-    assert all(len(batch) <= size for batch in made)
-    assert len(made) <= -(-len(lengths) // size)
-    if len(made) <= module_under_test.POOL:  # of one pool: no two batches' lengths overlap
-        spans = sorted((min(lengths[i] for i in b), max(lengths[i] for i in b)) for b in (b.tolist() for b in made))
-        assert all(before[1] <= after[0] for before, after in pairwise(spans))
-
-
-def test_length_batches_differ_between_epochs() -> None:
-    draws = torch.Generator().manual_seed(0)
-    one, other = (module_under_test._make_length_batches(torch.arange(600) % 30, 32, draws) for _ in range(2))
-    assert [batch.tolist() for batch in one] != [batch.tolist() for batch in other]
-
-
 def test_dimension_dropout_is_equal_for_all_tokens() -> None:
     torch.manual_seed(0)
     dropped = DimensionDropout(0.5)(torch.ones(6, 9, 40))
     assert (dropped == dropped[:, :1]).all()
     assert set(dropped.unique().tolist()) == {0.0, 2.0}
     assert not torch.equal(dropped[0], dropped[1])
-    assert torch.equal(DimensionDropout(0.5).eval()(torch.ones(2, 3, 4)), torch.ones(2, 3, 4))
 
 
 @pytest.mark.parametrize("architecture", [name for name in EVERY_KIND if name != "linear"])
-def test_fit_path_is_independent_of_global_rng(
-    architecture: Architecture,
-) -> None:
-    kind, train = PROBES[architecture].probe_class, make_planted(70, 1)
+def test_probe_dropout_applies_in_training_only(architecture: Architecture) -> None:
+    module, batch = build_probe(architecture, dropout=0.5), pad(ragged(3, 8))
+    with torch.no_grad():
+        assert torch.equal(module(*batch), module(*batch))
+        module.train()
+        assert not torch.equal(module(*batch), module(*batch))
+
+
+@pytest.mark.parametrize("architecture", [name for name in EVERY_KIND if name != "linear"])
+def test_fit_path_is_independent_of_global_rng(architecture: Architecture) -> None:
+    train = make_planted(70, 1)
+
+    def fit(seed: int, disturb: int) -> list[tuple[float, float, list[float]]]:
+        path, found = PROBES[architecture].probe_class.fit_path(train, PARAMS.model_copy(update={"seed": seed})), []
+        for step in islice(path, 3):
+            torch.rand(disturb)
+            found.append((step.value, step.train_loss, weights(step.probe).tolist()))
+        return found
+
     torch.manual_seed(3)
     undisturbed = torch.rand(5)
     torch.manual_seed(3)
-    one = [(s.value, s.train_loss, weights(s.probe).clone()) for s in islice(kind.fit_path(train, PARAMS), 3)]
+    one = fit(PARAMS.seed, disturb=0)
     assert torch.equal(torch.rand(5), undisturbed)
-    again = []
-    for step in islice(kind.fit_path(train, PARAMS), 3):
-        torch.rand(17)
-        again.append((step.value, step.train_loss, weights(step.probe).clone()))
-    other = next(kind.fit_path(train, PARAMS.model_copy(update={"seed": 8})))
-    assert [step[:2] for step in one] == [step[:2] for step in again]
-    assert all(torch.equal(a[2], b[2]) for a, b in zip(one, again, strict=True))
-    assert not torch.equal(one[0][2], weights(other.probe))
+    assert fit(PARAMS.seed, disturb=17) == one and fit(PARAMS.seed + 1, disturb=0)[0] != one[0]
     assert [step[0] for step in one] == [1, 2, 3]
 
 

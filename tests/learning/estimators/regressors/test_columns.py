@@ -23,19 +23,11 @@ def test_select_columns_drops_constant_columns() -> None:
     )
     kept, dropped = select_columns(features)
     assert kept == ("answer_mean", "small")
-    assert dropped == {
-        "instruction_mean": 2.5,
-        "last_bits": 7.0,
-        "never": None,
-        "always_or_missing": 3.0,
-    }
-
-
-def test_select_columns_nothing_varies_raises() -> None:
+    assert dropped == {"instruction_mean": 2.5, "last_bits": 7.0, "never": None, "always_or_missing": 3.0}
     with pytest.raises(AbstainError, match="none of 2 features .* 3 "):
-        select_columns(pd.DataFrame({"a": [1, 1, 1], "b": [NAN] * 3}))
+        select_columns(features[["instruction_mean", "never"]])
     with pytest.raises(AbstainError, match="none of 0 features"):
-        select_columns(pd.DataFrame(index=range(3)))
+        select_columns(features[[]])
 
 
 @given(st.lists(st.floats(-1e30, 1e30), min_size=1, max_size=6), st.floats(0.001, 1000))
@@ -63,16 +55,13 @@ def test_to_matrix_selects_by_name_as_float32() -> None:
     [
         (["a", "gone"], "have 0 columns 'gone'"),
         (["twice"], "have 2 columns 'twice'"),
-        (["word"], "'word' is no number in every row"),
         (["objects", "word"], "'word' is no number in every row"),  # numbers are numbers, whatever the dtype
         (["a", "endless"], "'endless' is infinite, or beyond float32"),
         (["huge"], "'huge' is infinite, or beyond float32"),
     ],
 )
 def test_to_matrix_invalid_column_raises(columns: list[str], message: str) -> None:
-    features = pd.DataFrame(
-        [[1.0, 1, 2, "x", 1, 1e39], [2.0, 3, 4, "y", np.inf, 1]],
-        columns=["a", "twice", "twice", "word", "endless", "huge"],
-    ).assign(objects=pd.Series([1, 2.5], dtype=object))
+    names = ["a", "twice", "twice", "word", "endless", "huge"]
+    features = pd.DataFrame([[1.0, 1, 2, "x", 1, 1e39], [2.0, 3, 4, "y", np.inf, 1]], columns=names)
     with pytest.raises(AbstainError, match=message):
-        to_matrix(features, columns)
+        to_matrix(features.assign(objects=pd.Series([1, 2.5], dtype=object)), columns)
