@@ -1,4 +1,5 @@
 import json
+import re
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from abstain.llm.engine.loading import find_model, load_model
 from abstain.llm.engine.prompts import load_layout
 from abstain.sample.files import EXPORTED, FOLDER, HANDBOOK, HISTORY, INCOMING, INCOMING_FROM
 from benchmarks.sample import generate
+from benchmarks.sample.catalogue import topics
 from benchmarks.sample.feedback import REVIEW_BY_LINE, REVIEW_BY_THUMB
 from benchmarks.sample.handbook import SEED, build_handbook
-from benchmarks.sample.questions import build_questions, source_digest
+from benchmarks.sample.judge import is_answerable
+from benchmarks.sample.questions import DAYS, FIRST_DAY, build_questions, source_digest
 from benchmarks.sample.write import AnsweredQuestion, read_answered_questions, write_sample
 from tests.checkout import shipped_params
 from tests.conftest import MODELS
@@ -26,6 +29,7 @@ pytestmark = pytest.mark.soak(twin="test_sample_command_writes_recorded_data")
 
 PARAMS = shipped_params()
 PAGES = build_handbook()
+ASKED = build_questions(PAGES)
 ANSWERED = list(read_answered_questions(PAGES))
 META: dict[str, Any] = json.loads((generate.FOLDER / generate.META).read_text(encoding="utf-8"))
 
@@ -39,6 +43,57 @@ def rows(file: Path) -> list[ImportedInteraction]:
     return [ImportedInteraction.model_validate_json(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
+def test_handbook_pages_state_all_facts_but_the_gaps() -> None:
+    """A page per product; each topic has one gap, which a twin page states, and no twin has the same value."""
+    documents = [page.document() for page in PAGES]
+    assert [found.title for found in documents] == [f"{name} {one.noun}" for one in topics() for name in one.names]
+    assert (
+        len({page.doc_id for page in PAGES}) == len(PAGES) and max(found.updated_at for found in documents) < FIRST_DAY
+    )
+    for page in PAGES:
+        texts = [chunk.text for chunk in page.chunks()]
+        assert [fact for fact in page.facts if is_answerable(fact, texts)] == [
+            fact for fact in page.facts if fact.stated
+        ]
+        assert [fact.source for fact in page.facts if not fact.stated and fact.source in page.markdown] == []
+    for topic in topics():
+        twins = [page for page in PAGES if page.facts[0].topic == topic]
+        assert (
+            len(twins) == len(topic.names) >= 2 and sum(not fact.stated for page in twins for fact in page.facts) == 1
+        )
+        for same in zip(*(page.facts for page in twins), strict=True):
+            assert len({fact.key for fact in same}) == 1 and len({fact.values for fact in same}) == len(twins)
+
+
+def test_handbook_closed_pages_need_an_entitlement() -> None:
+    needed = {f"{name} {topic.noun}": (needs,) for topic in topics() for name, needs in topic.closed.items()}
+    closed = {}
+    for page in PAGES:
+        expected = needed.get(page.document().title, ())
+        assert {page.document().entitlements, *(chunk.entitlements for chunk in page.chunks())} == {expected}
+        closed |= {page.doc_id: expected} if expected else {}
+    allowed = [{*closed[one.fact.doc_id]} <= {*one.entitlements} for one in ASKED if one.fact.doc_id in closed]
+    assert len(needed) >= 5 and 0.8 < sum(allowed) / len(allowed) < 1, "some who ask may not read the page"
+
+
+def test_questions_are_unique_and_in_order_of_time() -> None:
+    expected = sum(len(fact.asks) for page in PAGES for fact in page.facts)
+    assert len({one.question_id for one in ASKED}) == len({one.text for one in ASKED}) == expected
+    moments = [one.asked_at for one in ASKED]
+    assert moments == sorted(moments) and moments[0] >= FIRST_DAY and (moments[-1] - FIRST_DAY).days < DAYS
+    assert all(re.search(rf"\b{re.escape(one.fact.product)}\b", one.text) for one in ASKED)
+    masked = {mask_names_and_numbers(one.text, one.fact.product) for one in ASKED}
+    assert len(masked) < len(ASKED), "the twin pages of a topic are asked about in the same words"
+
+
+def test_masked_texts_belong_to_one_topic() -> None:
+    texts = [(one.answer, one.question) for one in ANSWERED] + [(one.text, one) for one in ASKED]
+    topics_of: dict[str, set[str]] = {}
+    for text, question in texts:
+        topics_of.setdefault(mask_names_and_numbers(text, question.fact.product), set()).add(question.group)
+    assert [text for text, keys in topics_of.items() if len(keys) > 1] == []
+
+
 def test_sample_answers_are_right_wrong_and_unanswerable() -> None:
     assert len(ANSWERED) >= 600
     assert 0.40 <= fit_to_show(ANSWERED) <= 0.80
@@ -48,15 +103,6 @@ def test_sample_answers_are_right_wrong_and_unanswerable() -> None:
     assert min(len(words), len(tables)) >= 100 and fit_to_show(tables) < fit_to_show(words) - 0.2
     for line in {one.question.fact.topic.line for one in ANSWERED}:
         assert 0.3 < fit_to_show([one for one in ANSWERED if one.question.fact.topic.line == line]) < 0.9
-
-
-def test_sample_masked_answer_belongs_to_one_topic() -> None:
-    topics_of: dict[str, set[str]] = {}
-    for one in ANSWERED:
-        topics_of.setdefault(mask_names_and_numbers(one.answer, one.question.fact.product), set()).add(
-            one.question.group
-        )
-    assert [text for text, keys in topics_of.items() if len(keys) > 1] == []
 
 
 def test_sample_contexts_respect_entitlements() -> None:
