@@ -33,6 +33,7 @@ TWINS = [
 """Pairs that redaction makes one text of."""
 SLOW = {"+1 2 3 4 5 6 7 ": 20_000, "4111 1111 1111 1111 ": 100_000, "a@b.c ": 100_000}
 """What redaction takes longest for, of the texts that were tried, and characters that take it some 0.3 s."""
+VERDICTS = ("complete", "correct", "truthful")
 MAX_CHARACTERS = 100_000
 """Of the texts of a request."""
 
@@ -66,8 +67,7 @@ def thumb(key: str, **more: Any) -> dict[str, Any]:
 
 
 def review(key: str, **more: Any) -> dict[str, Any]:
-    verdicts = {"complete": True, "correct": True, "truthful": True}
-    return {"feedback_id": key, "interaction_id": "i", **verdicts, **more}
+    return {"feedback_id": key, "interaction_id": "i", **dict.fromkeys(VERDICTS, True), **more}
 
 
 def status(client: GateClient, path: str, body: Any, headers: dict[str, str] | None = None) -> int:
@@ -116,14 +116,12 @@ def test_slow_redaction_delays_no_other_caller(connect: Connect, answers: Answer
 
 def test_long_names_and_texts_are_rejected(connect: Connect, assert_repelled: Count) -> None:
     client, name, text = connect(), "n" * 201, "t" * (MAX_CHARACTERS + 1)
+    fields: dict[str, Any] = dict.fromkeys(("product", "line_of_business", "group", "user", "model"), name)
+    fields |= {"interaction_id": "i" * 1001, "entitlements": [name], "answer": text}
     tried = [
-        *(("/v1/gate", make_gate_body("a", **{field: name})) for field in ("product", "line_of_business", "group")),
-        *(("/v1/gate", make_gate_body("a", **{field: name})) for field in ("user", "model")),
+        *(("/v1/gate", make_gate_body("a", **{field: value})) for field, value in fields.items()),
         ("/v1/gate", make_gate_body("a", writer_scores={name: 1.0})),
         ("/v1/gate", make_gate_body("a", writer_scores={str(number): 1.0 for number in range(101)})),
-        ("/v1/gate", make_gate_body("a", entitlements=[name])),
-        ("/v1/gate", make_gate_body("a", interaction_id="i" * 1001)),
-        ("/v1/gate", make_gate_body(text)),
         ("/v1/feedback", thumb("f", comment=text)),
         ("/v1/feedback", thumb("f", user=name)),
         ("/v1/feedback", review("f", reviewer=name)),
@@ -170,8 +168,7 @@ def test_feedback_cannot_be_forged(connect: Connect, assert_repelled: Count) -> 
         *((review(f"sme-{number}", reviewer=f"sme-{number}"), thumbs, 403) for number in range(5)),
         (review("own"), thumbs, 403),
         *((review(f"as-{name}", reviewer=name), ann, 403) for name in ("thumbs", "Ann", "sme-0")),
-        *((review("yes", **{name: "yes"}), ann, 422) for name in ("complete", "correct", "truthful")),
-        *((review("one", **{name: 1}), ann, 422) for name in ("complete", "correct", "truthful")),
+        *((review("words", **{name: word}), ann, 422) for name in VERDICTS for word in ("yes", 1)),
         (review("late", reviewed_at="1999-01-01T00:00:00Z"), ann, 422),
         (review("heavy", inclusion_probability=1e-6), ann, 422),
         (thumb("both", correct=True), thumbs, 422),
@@ -253,7 +250,7 @@ def test_log_that_takes_no_rows_shows_nothing(
     log_file: Path,
     connect: Connect,
     answers: Answers,
-    spoil: Callable[[DecisionLog, Path, pytest.MonkeyPatch], AbstractContextManager[None]],
+    spoil: Callable[..., AbstractContextManager[None]],
     monkeypatch: pytest.MonkeyPatch,
     assert_repelled: Count,
 ) -> None:
