@@ -85,11 +85,8 @@ def locked(name: str) -> dict[str, set[str]]:
 
 @pytest.mark.heavy
 def test_imports_are_of_a_dependency_or_an_extra() -> None:
+    """Those of an extra, and of the development, are not needed to import a module."""
     assert missing(names_of(RUNTIME, *EXTRAS.values()), everywhere=True) == set()
-
-
-@pytest.mark.heavy
-def test_modules_import_without_extras_and_dev_packages() -> None:
     assert missing(names_of(RUNTIME), everywhere=False) == set()
 
 
@@ -149,15 +146,9 @@ def run_installed(programs: Path, *arguments: str, cwd: Path, home: Path) -> str
 
 
 @pytest.mark.slow
-def test_wheel_holds_no_other_top_level_package(installed: Path) -> None:
+def test_wheel_starts_a_project_and_holds_nothing_else(installed: Path, tmp_path: Path) -> None:
     (site,) = (installed.parent / "lib").glob("python*/site-packages")
-    packages = {path.name for path in site.iterdir() if (path / "__init__.py").is_file()}
-    assert packages == OURS
-    assert "Usage: abstain" in run_installed(installed, "--help", cwd=installed, home=installed)
-
-
-@pytest.mark.slow
-def test_wheel_starts_a_project(installed: Path, tmp_path: Path) -> None:
+    assert {path.name for path in site.iterdir() if (path / "__init__.py").is_file()} == OURS
     project = new_project(tmp_path)
     run_installed(installed, "init", cwd=project.root, home=project.home)
     assert not (project.root / "params.yaml").read_text().startswith(MARK)
