@@ -170,32 +170,14 @@ def test_memory_benchmark_runs_in_fresh_processes(run: Callable[..., str]) -> No
     assert "| assemble |" in output and "| train linear," in output
 
 
-@pytest.mark.soak(twin="test_memory_benchmark_runs_in_fresh_processes")
-def test_memory_benchmark_measures_every_architecture(run: Callable[..., str]) -> None:
-    output = run("benchmarks.memory", "--rows", "20", "--width", "64", python=sys.executable)
-    assert all(f"| train {name}," in output for name in ("linear", "attention", "pca", "lstm"))
-
-
 def test_probe_benchmark_times_an_exported_file(run: Callable[..., str]) -> None:
     output = run("benchmarks.probe", "--widths", "32", "--repeats", "1", "--architectures", "linear")
     assert len(re.findall(r"^\| linear \| 32 \|", output, re.MULTILINE)) == 2
 
 
-@pytest.mark.soak(twin="test_probe_benchmark_times_an_exported_file")
-def test_probe_benchmark_times_every_architecture(run: Callable[..., str]) -> None:
-    output = run("benchmarks.probe", "--widths", "32", "--repeats", "1")
-    assert all(name in output for name in ("linear", "lstm", "attention", "pca"))
-
-
 def test_retrieval_benchmark_compares_both_indexes(run: Callable[..., str]) -> None:
     output = run("benchmarks.retrieval", "--parts", "latency", "--chunks", "2000", "--queries", "20")
     assert output.count("| pgvector |") == 4
-
-
-@pytest.mark.soak(twin="test_retrieval_benchmark_compares_both_indexes")
-def test_retrieval_benchmark_finds_the_chunks_of_the_sample(run: Callable[..., str]) -> None:
-    output = run("benchmarks.retrieval", "--parts", "sample", "latency", "--chunks", "2000", "--queries", "20")
-    assert "| the sample | 108 | 587 |" in output and output.count("| pgvector |") == 4
 
 
 def test_ingest_benchmark_measures_the_commands(run: Callable[..., str]) -> None:

@@ -22,15 +22,9 @@ from abstain_cli import app as cli
 from abstain_tasks.runs.shell import git
 from abstain_tasks.runs.workspace import ensure_origin
 from tests.abstain_cli.conftest import fail, invoke
-from tests.conftest import Project, new_project
+from tests.conftest import new_project
 from tests.llm.builders import save_tiny_model
 from tests.serving.builders import GUARANTEE, release, requests
-
-
-@pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """One project for commands that end before anything is written."""
-    return new_project(tmp_path_factory.mktemp("project"))
 
 
 def assert_fails(done: subprocess.CompletedProcess[str], code: Code, *words: str) -> None:
@@ -41,29 +35,16 @@ def assert_fails(done: subprocess.CompletedProcess[str], code: Code, *words: str
 
 
 @pytest.mark.heavy
-def test_commands_outside_a_ready_project_fail(project: Project, tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    python = str(Path(project.environment["PATH"].split(":")[0]) / "python")
-    done = subprocess.run(
-        [python, "-m", "abstain_cli.app", "retrain"],
-        cwd=project.root,
-        env=project.environment | {"PATH": str(tmp_path / "bin")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert_fails(done, Code.NO_PACKAGE, "git is not installed")
+def test_commands_outside_a_ready_project_fail(tmp_path: Path) -> None:
+    project = new_project(tmp_path)
+    without_git = ["env", f"PATH={project.home}", sys.executable, "-m", "abstain_cli.app", "retrain"]
+    assert_fails(project.command(without_git), Code.NO_PACKAGE, "git is not installed")
     assert_fails(project.abstain("status", cwd=tmp_path), Code.NO_CHECKOUT)
     for command in (["status"], ["score", "-q", "a", "-a", "b"]):
         assert_fails(project.abstain(*command), Code.NO_VERSION, "abstain retrain")
-
-
-@pytest.mark.heavy
-def test_retrain_with_uncommitted_params_fails(project: Project) -> None:
     (project.root / "params.yaml").open("a").write("# mine\n")
     assert_fails(project.abstain("retrain"), Code.NO_CHECKOUT, "params.yaml", "`git commit`")
     assert not (project.home / "origin.git").exists()
-    project.git("checkout", "--quiet", "params.yaml")
 
 
 def test_ensure_origin_requires_committed_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

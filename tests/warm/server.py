@@ -22,36 +22,12 @@ from pathlib import Path
 MOST_FILES = 64
 
 LIBRARIES = (
-    *(
-        "numpy",
-        "pandas",
-        "pyarrow.parquet",
-        "pyarrow.dataset",
-        "scipy.optimize",
-        "scipy.stats",
-        "yaml",
-        "rich.progress",
-    ),
-    *(
-        "sklearn.linear_model",
-        "sklearn.ensemble",
-        "sklearn.model_selection",
-        "sklearn.isotonic",
-        "sklearn.decomposition",
-    ),
-    *("torch", "transformers.models.llama.modeling_llama", "transformers.models.auto", "safetensors.torch", "onnx"),
-    *("onnxruntime", "onnxscript", "torch.onnx", "skl2onnx", "great_expectations", "venn_abers"),
-    *("presidio_analyzer", "torchmetrics.text", "rouge_score.rouge_scorer", "matplotlib.figure", "markdown_it"),
-    *("pydantic_settings", "typer", "httpx", "anyio", "fastapi", "uvicorn", "sqlalchemy.ext.asyncio", "jinja2"),
-    *(
-        "dvc.cli",
-        "dvc.cli.parser",
-        "dvc.repo",
-        "dvc.commands.repro",
-        "dvc.stage",
-        "dvc.repo.reproduce",
-        "dvc_data.index",
-    ),
+    "numpy pandas pyarrow.parquet pyarrow.dataset scipy.optimize scipy.stats yaml rich.progress sklearn.linear_model "
+    "sklearn.ensemble sklearn.model_selection sklearn.isotonic sklearn.decomposition torch transformers.models.auto "
+    "transformers.models.llama.modeling_llama safetensors.torch onnx onnxruntime onnxscript torch.onnx skl2onnx "
+    "great_expectations venn_abers presidio_analyzer torchmetrics.text rouge_score.rouge_scorer matplotlib.figure "
+    "markdown_it pydantic_settings typer httpx anyio fastapi uvicorn sqlalchemy.ext.asyncio jinja2 dvc.cli "
+    "dvc.cli.parser dvc.repo dvc.commands.repro dvc.stage dvc.repo.reproduce dvc_data.index"
 )
 """What the commands import of other people's code."""
 PREFECT = ("prefect.flows", "prefect.artifacts", "prefect.client.orchestration", "prefect.server.api.server")
@@ -80,7 +56,7 @@ class SetAside(MetaPathFinder, Loader):
 
 def main(folder: Path, owner: int) -> None:
     os.environ["PREFECT_HOME"] = str(folder / "prefect")
-    for name in (*LIBRARIES, *PREFECT):
+    for name in (*LIBRARIES.split(), *PREFECT):
         with suppress(ImportError):
             importlib.import_module(name)
     sys.meta_path.insert(0, SetAside())
