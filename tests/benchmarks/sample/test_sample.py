@@ -47,21 +47,16 @@ def test_handbook_pages_state_all_facts_but_the_gaps() -> None:
     """A page per product; each topic has one gap, which a twin page states, and no twin has the same value."""
     documents = [page.document() for page in PAGES]
     assert [found.title for found in documents] == [f"{name} {one.noun}" for one in topics() for name in one.names]
-    assert (
-        len({page.doc_id for page in PAGES}) == len(PAGES) and max(found.updated_at for found in documents) < FIRST_DAY
-    )
+    assert len({page.doc_id for page in PAGES}) == len(PAGES)
+    assert max(found.updated_at for found in documents) < FIRST_DAY
     for page in PAGES:
         texts = [chunk.text for chunk in page.chunks()]
-        assert [fact for fact in page.facts if is_answerable(fact, texts)] == [
-            fact for fact in page.facts if fact.stated
-        ]
-        assert [fact.source for fact in page.facts if not fact.stated and fact.source in page.markdown] == []
+        assert all(is_answerable(fact, texts) is fact.stated is (fact.source in page.markdown) for fact in page.facts)
     for topic in topics():
-        twins = [page for page in PAGES if page.facts[0].topic == topic]
-        assert (
-            len(twins) == len(topic.names) >= 2 and sum(not fact.stated for page in twins for fact in page.facts) == 1
-        )
-        for same in zip(*(page.facts for page in twins), strict=True):
+        twins = [page.facts for page in PAGES if page.facts[0].topic == topic]
+        assert len(twins) == len(topic.names) >= 2
+        assert sum(not fact.stated for facts in twins for fact in facts) == 1
+        for same in zip(*twins, strict=True):
             assert len({fact.key for fact in same}) == 1 and len({fact.values for fact in same}) == len(twins)
 
 
@@ -143,14 +138,11 @@ def test_sample_one_thumb_in_six_is_wrong() -> None:
 def test_sample_reviews_are_true_with_their_probability() -> None:
     history = rows(HISTORY)
     judged = {one.question.question_id: one.review for one in ANSWERED}
-    for row in history:
-        if row.review:
-            verdict = judged[row.interaction_id]
-            assert (row.review.complete, row.review.correct) == (verdict.complete, verdict.correct)
-            assert row.review.truthful == verdict.truthful
-            share = REVIEW_BY_THUMB[row.thumb.thumb if row.thumb else None]
-            assert row.product
-            assert row.review.inclusion_probability == pytest.approx(share * REVIEW_BY_LINE.get(row.product, 1))
+    for row in (row for row in history if row.review):
+        for criterion in ("complete", "correct", "truthful"):
+            assert getattr(row.review, criterion) == getattr(judged[row.interaction_id], criterion)
+        share = REVIEW_BY_THUMB[row.thumb.thumb if row.thumb else None]
+        assert row.review.inclusion_probability == pytest.approx(share * REVIEW_BY_LINE.get(row.product, 1))
     inclusion = [row.review.inclusion_probability for row in history if row.review]
     assert sum(1 / p for p in inclusion if p) == pytest.approx(len(history), rel=0.05)  # Horvitz-Thompson
 
