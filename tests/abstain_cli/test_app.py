@@ -39,7 +39,8 @@ def test_commands_outside_a_ready_project_fail(tmp_path: Path) -> None:
     project = new_project(tmp_path)
     without_git = ["env", f"PATH={project.home}", sys.executable, "-m", "abstain_cli.app", "retrain"]
     assert_fails(project.command(without_git), Code.NO_PACKAGE, "git is not installed")
-    assert_fails(project.abstain("status", cwd=tmp_path), Code.NO_CHECKOUT)
+    for command in ("status", "init"):
+        assert_fails(project.abstain(command, cwd=tmp_path), Code.NO_CHECKOUT)
     for command in (["status"], ["score", "-q", "a", "-a", "b"]):
         assert_fails(project.abstain(*command), Code.NO_VERSION, "abstain retrain")
     (project.root / "params.yaml").open("a").write("# mine\n")

@@ -27,11 +27,6 @@ INTERRUPT, END_OF_INPUT = b"\x03", b"\x04"
 """Ctrl-C and Ctrl-D."""
 
 
-@pytest.fixture
-def project(tmp_path: Path, prefect_server: str) -> Project:
-    return replace(new_project(tmp_path), server=prefect_server)
-
-
 def init_on_terminal(project: Project, *typed: bytes) -> tuple[int, str]:
     """Run `abstain init` on a terminal, at which each of `typed` answers a question or is a control character.
 
@@ -66,47 +61,30 @@ def read_part(terminal: int, shown: bytes) -> bytes:
     return os.read(terminal, 4096)
 
 
-def test_init_on_a_terminal_asks_and_can_be_left(project: Project, tmp_path: Path) -> None:
-    before = project.git("rev-parse", "HEAD")
-    for control in (END_OF_INPUT, INTERRUPT):
-        status, shown = init_on_terminal(project, b"\n", control)
-        questions, end = shown.replace("^C", "").rsplit(QUESTION.decode(), 1)
-        assert status == 130 and "Largest share" in questions.splitlines()[-1], shown
-        assert end.startswith("stopped") and end.count("\n") == 1
-        assert project.git("rev-parse", "HEAD") == before and project.git("status", "--porcelain") == ""
-        assert not (project.root / ".git" / "worktrees").exists()
-    model = save_speaking_model(tmp_path / "model", max_position_embeddings=8192)
-    answers = (str(model), "0.2", "", "", str(tmp_path / "remote"))
-    status, shown = init_on_terminal(project, *(f"{answer}\n".encode() for answer in answers))
-    assert status == 0 and "DVC remote" in shown and "Prompt layout" not in shown, shown
-    params = yaml.safe_load((project.root / "params.yaml").read_text())
-    assert params["llm"]["model"] == str(model) and params["llm"]["layout"] == "rag-plain-v1"
-    assert params["threshold"]["target"] == 0.2
-    assert f"url = {tmp_path / 'remote'}\n" in (project.root / ".dvc" / "config").read_text()
-    assert project.git("rev-parse", "HEAD^") == before
-
-
-def test_init_outside_a_clone_fails(project: Project, tmp_path: Path) -> None:
-    done = project.abstain("init", cwd=tmp_path)
-    assert done.returncode == 1 and done.stderr.startswith("error A506: ") and done.stderr.count("\n") == 1
-
-
 @dataclass(frozen=True)
 class Assistant:
-    """A project after `abstain init`, `ingest` and `retrain`, with the results of the commands."""
+    """A project after `abstain init`, `ingest` and `retrain`, with the results of the commands.
+
+    Attributes:
+        terminals: Of `init` left by Ctrl-D, left by Ctrl-C, and answered: status, what was shown, and the state after.
+    """
 
     project: Project
+    before: list[str]
+    terminals: list[tuple[int, str, list[str]]]
     results: dict[str, subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> Assistant:
-    """A project after the five commands; the edited parameters make it fast."""
+    """A project after the commands; the edited parameters make it fast."""
     folder = tmp_path_factory.mktemp("started")
     model = save_speaking_model(folder / "model", max_position_embeddings=8192)
     project = replace(new_project(folder), server=prefect_server)
-    results = {"init": project.abstain("init", "--model", str(model), "--remote", str(folder / "remote"))}
-    results |= {"repro": project.command(["dvc", "repro"]), "plan": project.abstain("plan")}
+    before, answers = read_state(project), (str(model), "0.11", "", "", str(folder / "remote"))
+    typed = [[b"\n", END_OF_INPUT], [b"\n", INTERRUPT], [f"{answer}\n".encode() for answer in answers]]
+    terminals = [(*init_on_terminal(project, *keys), read_state(project)) for keys in typed]
+    results = {"repro": project.command(["dvc", "repro"]), "plan": project.abstain("plan")}
     project.edit_params("architectures: [linear, lstm, attention]", "architectures: [linear]")
     project.edit_params("kinds: [gradient_boosting]", "kinds: []")
     project.compare_with("mean_log_prob")
@@ -114,12 +92,32 @@ def started(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> As
     lines = HISTORY.read_text().splitlines(keepends=True)[::3]
     (folder / "feedback" / "history.jsonl").write_text("".join(lines))
     results |= {"ingest": project.abstain("ingest", str(folder / "feedback")), "retrain": project.abstain("retrain")}
-    return Assistant(project, results)
+    return Assistant(project, before, terminals, results)
+
+
+def read_state(project: Project) -> list[str]:
+    """The commit, what is changed since, and what other work trees there are."""
+    worktrees = [str(path) for path in (project.root / ".git").glob("worktrees/*")]
+    return [project.git("rev-parse", "HEAD"), project.git("status", "--porcelain"), *worktrees]
+
+
+def test_init_on_a_terminal_asks_and_can_be_left(started: Assistant) -> None:
+    *left, (status, shown, _) = started.terminals
+    for exit_status, text, after in left:
+        questions, end = text.replace("^C", "").rsplit(QUESTION.decode(), 1)
+        assert exit_status == 130 and "Largest share" in questions.splitlines()[-1], text
+        assert end.startswith("stopped") and end.count("\n") == 1 and after == started.before
+    assert status == 0 and "DVC remote" in shown and "Prompt layout" not in shown, shown
+    root, folder = started.project.root, started.project.root.parent
+    params = yaml.safe_load((root / "params.yaml").read_text())
+    assert params["llm"]["model"] == str(folder / "model") and params["llm"]["layout"] == "rag-plain-v1"
+    assert params["threshold"]["target"] == 0.11
+    assert f"url = {folder / 'remote'}\n" in (root / ".dvc" / "config").read_text()
 
 
 def test_five_commands_promote_a_version(started: Assistant) -> None:
     project, results = started.project, started.results
-    for name in ("init", "ingest", "retrain"):
+    for name in ("ingest", "retrain"):
         assert results[name].returncode == 0, results[name].stdout + results[name].stderr
     assert "| 0 | quarantined |" in results["ingest"].stdout
     assert "promoted: probe v1.0.0 is in production" in results["retrain"].stdout
