@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 from typer.main import get_command
 
+import abstain
 from abstain.config.params import Params
 from abstain.config.settings import Settings
 from abstain_cli.app import app
@@ -93,6 +94,11 @@ def test_linked_text_of_a_cell_stays_in_its_cell(hooks: ModuleType, text: str) -
     written = importlib.import_module("reference").link_pages(text.replace("`", ""))
     assert re.sub(r"\\(.)", r"\1", written) == " ".join(text.replace("`", "").split())
     assert not re.search(r"(?<!\\)(?:\\\\)*[|<\[*]", written)
+
+
+def test_public_names_are_documented() -> None:
+    page = (ROOT / "docs" / "reference" / "api" / "public.md").read_text()
+    assert set(re.findall(r"`(\w+)`", page.partition("| --- |")[2])) >= set(abstain.__all__)
 
 
 def test_readme_is_short_and_airy() -> None:
