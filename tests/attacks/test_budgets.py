@@ -136,7 +136,7 @@ def happens(condition: Callable[[], bool], within_s: float = 10) -> bool:
     return condition()
 
 
-@pytest.mark.parametrize("seconds", [0.5, 60.0], ids=["time-out", "left"])
+@pytest.mark.parametrize("seconds", [0.3, 60.0], ids=["time-out", "left"])
 def test_long_work_ends_with_its_time_and_its_caller(
     serve: Serve, steps: list[float], seconds: float, assert_repelled: Count
 ) -> None:

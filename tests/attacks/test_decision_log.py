@@ -119,7 +119,7 @@ def test_long_names_and_texts_are_rejected(connect: Connect, assert_repelled: Co
     fields: dict[str, Any] = dict.fromkeys(("product", "line_of_business", "group", "user", "model"), name)
     fields |= {"interaction_id": "i" * 1001, "entitlements": [name], "answer": text}
     tried = [
-        *(("/v1/gate", make_gate_body("a", **{field: value})) for field, value in fields.items()),
+        *(("/v1/gate", make_gate_body(**{"answer": "a", field: value})) for field, value in fields.items()),
         ("/v1/gate", make_gate_body("a", writer_scores={name: 1.0})),
         ("/v1/gate", make_gate_body("a", writer_scores={str(number): 1.0 for number in range(101)})),
         ("/v1/feedback", thumb("f", comment=text)),

@@ -46,15 +46,15 @@ def send(client: GateClient, gateway: str, body: Any, call_id: str) -> httpx.Res
 
 
 @pytest.mark.parametrize(
-    ("gateway", "settings"),
+    ("gateway", "changes"),
     [("litellm", {"litellm_withheld": how}) for how in ("block", "replace")]
     + [("kgateway", {"kgateway_withheld": how}) for how in ("reject", "mask")]
     + [("portkey", {})],
 )
 def test_gateway_passes_no_text_undecided(
-    gateway: str, settings: dict[str, str], connect: Connect, answers: Answers, assert_repelled: Count
+    gateway: str, changes: dict[str, str], connect: Connect, answers: Answers, assert_repelled: Count
 ) -> None:
-    client = connect(**settings)
+    client = connect(**changes)
     attempts = repelled = 0
     for number, row in enumerate(SENT[gateway]):
         call_id = f"call-{number}"

@@ -142,8 +142,9 @@ def test_ingest_goes_on_with_an_unfit_export(tmp_path: Path, assert_repelled: Co
     )
     for number, records in enumerate(attempts):
         taken = []
-        for content in (records, records, [ANSWER]):
-            write_lines(export, *content)
+        for content in (records, None, [ANSWER]):
+            if content:
+                write_lines(export, *content)
             report = ingest(sources, tmp_path / f"data-{number}", params, NOW, validate=accept_all, incremental=True)
             taken.append((report.accepted, report.quarantined, [reason.partition(":")[0] for reason in report.reasons]))
         assert taken == [(1, 1, [f"{Code.BAD_SETTING} file"]), (0, 0, []), (1, 0, [])], (

@@ -66,11 +66,8 @@ def test_import_command_of_every_format_writes_rows(tmp_path: Path, name: str) -
         assert done.exit_code == 0 and done.output.startswith("1 interactions, 0 thumbs, "), done.output
     rows = list(make_explicit_sources([str(tmp_path / "out")])[0].read({}))
     assert [row.reasons for row in rows if row.reasons] == []
-    assert Counter(type(part).__name__ for row in rows for part in row.iter_contents()) == {
-        "Interaction": 1,
-        "Review": 2 if name == "feedbackqa" else 1,
-        "Document": 1,
-    }
+    found = Counter(type(part).__name__ for row in rows for part in row.iter_contents())
+    assert found == {"Interaction": 1} | ({"Review": 2} if name == "feedbackqa" else {"Review": 1, "Document": 1})
     for path in (tmp_path / "out").rglob("*.*"):
         assert path.read_bytes() == (tmp_path / "again" / path.relative_to(tmp_path / "out")).read_bytes()
 
