@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from abstain.core.errors import AbstainError
 from abstain.knowledge.retrieval.embeddings import Embeddings
 from abstain.knowledge.retrieval.faiss_index import FaissIndex
 from abstain.knowledge.retrieval.retriever import Retriever
@@ -16,10 +15,8 @@ from benchmarks.recall import (
     compute_recall,
     find_gold_rank,
     find_gold_ranks,
-    read_questions,
     select_answerable,
 )
-from tests.factories import write_lines
 from tests.knowledge.builders import BagOfWords, chunk
 
 pytestmark = pytest.mark.soak(twin="test_recall_over_a_file")
@@ -46,6 +43,15 @@ def test_compute_recall_grows_with_k(ranks: list[int | None]) -> None:
     assert all(0 <= one.low <= one.share <= one.high <= 1 for one in found)
 
 
+def test_find_gold_ranks_encodes_a_question_once(tmp_path: Path) -> None:
+    encoder = BagOfWords()
+    retriever = Retriever(FaissIndex(), Embeddings(encoder, tmp_path))
+    retriever.sync(CHUNKS)
+    questions = [ask("fee", "a#1"), ask("card", "a#1"), ask("loan", "b", held=("staff",)), ask("loan", "b")]
+    assert [find_gold_ranks(retriever, questions) for _ in range(2)] == [[1, 2, 1, None]] * 2
+    assert encoder.encoded.count("card") == 1
+
+
 def test_find_gold_rank_of_chunks_and_documents() -> None:
     ranks = [find_gold_rank(CHUNKS, gold) for gold in (["a#2"], ["b"], ["c#1", "a#2"], ["a#9"], ["d"])]
     assert ranks == [2, 3, 2, None, None]
@@ -56,36 +62,3 @@ def test_select_answerable_respects_entitlements() -> None:
     good = [ask("?", "a#1"), ask("?", "a"), ask("?", "zzz", "c"), ask("?", "b", held=("staff", "x"))]
     bad = [ask("?", "a#9"), ask("?", "b"), ask("?", "b#1", held=("premium",)), ask("?", "d"), ask("?", "d#1")]
     assert select_answerable([*bad, *good], [*CHUNKS, dead]) == good
-
-
-def test_find_gold_ranks_encodes_a_question_once(tmp_path: Path) -> None:
-    encoder = BagOfWords()
-    retriever = Retriever(FaissIndex(), Embeddings(encoder, tmp_path))
-    retriever.sync(CHUNKS)
-    questions = [ask("fee", "a#1"), ask("card", "a#1"), ask("loan", "b", held=("staff",)), ask("loan", "b")]
-    encoded = len(encoder.encoded)
-    for _ in range(2):
-        assert find_gold_ranks(retriever, questions) == [1, 2, 1, None]
-    assert encoder.encoded[encoded:] == ["card"]  # the others are chunks, too
-
-
-def test_read_questions_of_a_file(tmp_path: Path) -> None:
-    rows = [{"question": "Fee?", "gold": ["a"]}, {"question": "Rate?", "gold": ["a#1", "b"], "entitlements": ["staff"]}]
-    file = write_lines(tmp_path / "q.jsonl", b"\xef\xbb\xbf", *rows)
-    assert read_questions(file) == [ask("Fee?", "a"), ask("Rate?", "a#1", "b", held=("staff",))]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ('{"question": "?", "gold": ["a"]}\n{"question": "?"}', "q.jsonl line 2: gold: Field required"),
-        ('{"question": "?", "gold": ["a"], "gold": ["b"]}', "q.jsonl line 1: gold: this key comes twice"),
-        ('[{"question": "?", "gold": ["a"]}]', "q.jsonl: is a JSON array and not JSON Lines"),
-        ("\n", "q.jsonl: holds no question"),
-    ],
-)
-def test_read_questions_wrong_file_is_named(tmp_path: Path, content: str, message: str) -> None:
-    (tmp_path / "q.jsonl").write_text(content)
-    with pytest.raises(AbstainError) as refused:
-        read_questions(tmp_path / "q.jsonl")
-    assert message in str(refused.value) and "\n" not in str(refused.value)

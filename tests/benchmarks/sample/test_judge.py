@@ -1,3 +1,5 @@
+"""The reviewer of the sample; that every wording of the recorded answers is read as before, the shipped rows show."""
+
 from datetime import date
 
 import pytest
@@ -6,8 +8,8 @@ from hypothesis import strategies as st
 
 from benchmarks.sample.catalogue import topics
 from benchmarks.sample.handbook import Fact, build_handbook
-from benchmarks.sample.judge import is_answerable, is_refusal, review_answer
-from benchmarks.sample.values import Value, agree, phrase, quantities, says, write
+from benchmarks.sample.judge import is_answerable, review_answer
+from benchmarks.sample.values import Value, phrase, quantities, write
 
 pytestmark = pytest.mark.soak(twin="test_sample_command_writes_recorded_data")
 
@@ -52,6 +54,8 @@ def verdict(asked: Fact, answer: str, *contexts: str) -> str:
     ("asked", "answer", "expected"),
     [
         (ANNUAL, "€95", "crt"),
+        (ANNUAL, "95", "crt"),
+        (ANNUAL, "The annual fee is 95 dollars.", ""),
         (ANNUAL, "The annual fee is 45 euros.", ""),  # the sibling's
         (ANNUAL, "The annual fee is 95 euros or 45 euros.", "c"),
         (ANNUAL, "The annual fee of the Raven Card is 95 euros.", "c"),  # true of the other card, it says
@@ -85,16 +89,6 @@ def test_is_answerable_from_its_own_section_only() -> None:
         assert not is_answerable(ANNUAL, [SIBLINGS_PAGE, PAGE.replace(old, new)])
 
 
-def test_is_refusal_by_wording() -> None:
-    refusals = (
-        "The context doesn't mention the fee.",
-        "There is no information about that.",
-        "It cannot be determined.",
-    )
-    assert all(map(is_refusal, refusals))
-    assert not any(map(is_refusal, ("There is no fee.", "The card does not expire.")))
-
-
 @pytest.mark.heavy
 def test_review_answer_sentences_of_the_handbook() -> None:
     """Each fact's own sentence is fit to show, and none with the value of a sibling."""
@@ -117,45 +111,3 @@ def test_quantities_reads_back_written_values(pairs: list[tuple[str, float]]) ->
     text = "".join(f"It is {write(*pair)}, or so. " for pair in pairs)
     values = (("months", amount * 12) if unit == "years" else (unit, amount) for unit, amount in pairs)
     assert quantities(text) == [Value(*value) for value in values]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("EUR 1,500.50", ("euros", 1500.5)),
-        ("95 pounds", ("foreign", 95)),
-        ("There is no fee.", ("euros", 0)),
-        ("2.5 per cent", ("percent", 2.5)),
-        ("48 hours", ("days", 2)),
-        ("a 14-day notice", ("days", 14)),
-        ("4:30 pm", ("clock", 990)),
-        ("at 12 a.m.", ("clock", 0)),
-        ("January 4th, 2027", ("date", 20270104)),
-        ("2027-01-04", ("date", 20270104)),
-        ("three", ("number", 3)),
-        ("You may go.", None),  # no month
-        ("this one", None),  # no number
-    ],
-)
-def test_quantities_of_other_wordings(text: str, expected: tuple[str, float] | None) -> None:
-    assert quantities(text) == ([Value(*expected)] if expected else [])
-
-
-def test_agree_by_unit_and_amount() -> None:
-    assert agree(Value("euros", 95), Value("number", 95)) and not agree(Value("euros", 95), Value("foreign", 95))
-    assert agree(Value("date", 20270104), Value("date", 104))
-    assert not agree(Value("date", 20270104), Value("date", 20280104))
-
-
-@pytest.mark.parametrize(
-    ("text", "words", "stated"),
-    [
-        ("Use the mobile app.", "in the mobile app", True),
-        ("Send e-mails.", "by email", True),
-        ("Write to Moreau.", "Ms Moreau", True),
-        ("It is a blanket ban.", "an umbrella", False),
-        ("Cranberries", "Crane", False),
-    ],
-)
-def test_says_words_in_other_forms(text: str, words: str, stated: bool) -> None:
-    assert says(text, phrase(words)) is stated
