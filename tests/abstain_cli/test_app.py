@@ -1,10 +1,8 @@
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -21,17 +19,10 @@ from abstain.serving.service.keys import ApiKeys
 from abstain_cli import app as cli
 from abstain_tasks.runs.shell import git
 from abstain_tasks.runs.workspace import ensure_origin
-from tests.abstain_cli.conftest import fail, invoke
+from tests.abstain_cli.conftest import assert_fails, fail, invoke
 from tests.conftest import new_project
 from tests.llm.builders import save_tiny_model
 from tests.serving.builders import GUARANTEE, release, requests
-
-
-def assert_fails(done: subprocess.CompletedProcess[str], code: Code, *words: str) -> None:
-    """Assert that a command printed one line, an error with this code and these words."""
-    assert done.returncode == 1, done.stdout + done.stderr
-    (line,) = done.stderr.strip().splitlines()
-    assert line.startswith(f"error {code}: ") and all(word in line for word in words), line
 
 
 @pytest.mark.heavy
@@ -234,11 +225,3 @@ def test_ingest_rejects_names_of_review_queues(name: str) -> None:
     with pytest.raises(AbstainError, match=r"^review-queue[^?]*:") as error:
         cli.ingest(["a.jsonl", name])
     assert error.value.code is Code.USAGE
-
-
-@pytest.mark.slow
-def test_retrain_stage_error_is_one_line_without_promotion(tmp_path: Path, prefect_server: str) -> None:
-    project = replace(new_project(tmp_path), server=prefect_server)
-    project.edit_params("layer: 20", "layer: 99")
-    assert_fails(project.abstain("retrain"), Code.MODEL_UNSUITABLE, "layer 99", "layers 1 to 30", "llm.layer")
-    assert "Promote" not in project.git("log", "--oneline", "main", cwd=project.home / "origin.git")

@@ -9,13 +9,14 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 import yaml
 
+from abstain.core.codes import Code
 from abstain.sample.files import HANDBOOK, HISTORY
 from abstain_tasks.server.addresses import post
+from tests.abstain_cli.conftest import assert_fails
 from tests.conftest import Project, new_project
 from tests.llm.builders import save_speaking_model
 
@@ -136,24 +137,37 @@ def test_empty_project_fails_with_a_remedy(started: Assistant) -> None:
     assert plan.stdout.startswith("blocked: A109: "), plan.stdout + plan.stderr
 
 
-def test_second_assistant_shares_only_cache_and_server(started: Assistant, tmp_path: Path) -> None:
-    """As docs/howto/two-assistants.md has it."""
+@pytest.fixture(scope="module")
+def second(started: Assistant, tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, int]:
+    """A second assistant beside the first, as docs/howto/two-assistants.md has it, and how many runs it has begun."""
     first, folder = started.project, started.project.root.parent
-    second = replace(new_project(tmp_path), server=first.server)
-    abstain = ["env", f"ABSTAIN_FEATURES={first.home / 'features'}", "python", "-m", "abstain_cli.app"]
     runs = count_runs(first)
-    assert second.abstain("init", "--model", str(folder / "model")).returncode == 0
+    project = replace(new_project(tmp_path_factory.mktemp("second")), server=first.server)
+    assert project.abstain("init", "--model", str(folder / "model")).returncode == 0
     site = yaml.safe_load(first.git("show", "main:params.yaml", cwd=first.home / "origin.git"))["llm"]
-    second.edit_params("layer: auto ", f"layer: {site['layer']} ")
-    second.edit_params("site: residual ", f"site: {site['site']} ")
-    second.edit_params("kinds: [gradient_boosting]", "kinds: []")
-    second.compare_with("mean_log_prob")
-    ingested = second.command([*abstain, "ingest", str(folder / "feedback")])
+    project.edit_params("layer: auto ", f"layer: {site['layer']} ")
+    project.edit_params("site: residual ", f"site: {site['site']} ")
+    project.edit_params("kinds: [gradient_boosting]", "kinds: []")
+    project.compare_with("mean_log_prob")
+    ingested = project.abstain("ingest", str(folder / "feedback"))
     assert ingested.returncode == 0, ingested.stdout + ingested.stderr
-    assert re.search(r"features +runs .* 0 tokens", second.command([*abstain, "plan"]).stdout)
-    assert re.search(r"features +runs .* [1-9][\d,]+ tokens", second.abstain("plan").stdout)
-    assert "nothing is in production" in second.abstain("status").stdout
-    assert count_runs(first) == runs + 1
+    return project, count_runs(first) - runs
+
+
+def test_second_assistant_shares_only_cache_and_server(started: Assistant, second: tuple[Project, int]) -> None:
+    project, runs = second
+    shared = ["env", f"ABSTAIN_FEATURES={started.project.home / 'features'}", "python", "-m", "abstain_cli.app"]
+    assert re.search(r"features +runs .* 0 tokens", project.command([*shared, "plan"]).stdout)
+    assert re.search(r"features +runs .* [1-9][\d,]+ tokens", project.abstain("plan").stdout)
+    assert "nothing is in production" in project.abstain("status").stdout and runs == 1
+
+
+def test_retrain_stage_error_is_one_line_without_promotion(second: tuple[Project, int]) -> None:
+    project, _ = second
+    layer = yaml.safe_load((project.root / "params.yaml").read_text())["llm"]["layer"]
+    project.edit_params(f"layer: {layer} ", "layer: 99 ")
+    assert_fails(project.abstain("retrain"), Code.MODEL_UNSUITABLE, "layer 99", "layers 1 to ", "llm.layer")
+    assert "Promote" not in project.git("log", "--oneline", "main", cwd=project.home / "origin.git")
 
 
 def count_runs(project: Project) -> int:
