@@ -1,9 +1,8 @@
 """Rows that hold up others, pass for others, fill the log or belong to another key; and a log that cannot be used."""
 
-import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 
 from abstain.config.params import load_params
 from abstain.config.settings import Settings
-from abstain.data.decision_log import database
 from abstain.data.decision_log import log as module
 from abstain.data.decision_log.log import DecisionLog
 from abstain.ingest.privacy.policy import Privacy
@@ -227,50 +225,28 @@ def test_deleted_log_is_counted(
     assert_repelled("deleted log file", times, caplog.text.count("the file was removed or replaced"))
 
 
-@contextmanager
-def junk(log: DecisionLog, file: Path, _: pytest.MonkeyPatch) -> Iterator[None]:
-    delete(file)
-    file.write_bytes(b"junk" * 5000)
-    yield
-    file.unlink()
-
-
-@contextmanager
-def locked(log: DecisionLog, file: Path, patch: pytest.MonkeyPatch) -> Iterator[None]:
-    patch.setattr(database, "_PRAGMAS", ("busy_timeout=1",))
-    log.database.close()
-    with closing(sqlite3.connect(file, isolation_level=None)) as other:
-        other.execute("BEGIN EXCLUSIVE")
-        yield
-        other.execute("ROLLBACK")
-
-
-@pytest.mark.parametrize("spoil", [junk, locked])
 def test_log_that_takes_no_rows_shows_nothing(
-    log_file: Path,
-    connect: Connect,
-    answers: Answers,
-    spoil: Callable[..., AbstractContextManager[None]],
-    monkeypatch: pytest.MonkeyPatch,
-    assert_repelled: Count,
+    log_file: Path, connect: Connect, answers: Answers, assert_repelled: Count
 ) -> None:
     client = connect(on_unavailable="show")
     assert client.get("/readyz").status_code == 200
     litellm = {"input_type": "response", "litellm_call_id": "c", "texts": [answers[0]]}
-    with spoil(client.service.log, log_file, monkeypatch):
-        wait_until(lambda: client.get("/readyz").status_code == 503)
-        replies = [
-            client.post("/v1/gate", json=make_gate_body(answers[0])),
-            client.post("/v1/gate", json={"call_id": "c", "answer": answers[0]}),
-            client.post("/v1/feedback", json=thumb("f", comment="no")),
-            client.post("/v1/contexts", json=make_registration("c")),
-            client.get("/readyz"),
-            client.post("/beta/litellm_basic_guardrail_api", json=litellm),
-        ]
-        assert "abstain_log_writable 0.0" in client.read_metrics()
+    delete(log_file)
+    log_file.write_bytes(b"junk" * 5000)
+    wait_until(lambda: client.get("/readyz").status_code == 503)
+    replies = [
+        client.post("/v1/gate", json=make_gate_body(answers[0])),
+        client.post("/v1/gate", json={"call_id": "c", "answer": answers[0]}),
+        client.post("/v1/feedback", json=thumb("f", comment="no")),
+        client.post("/v1/contexts", json=make_registration("c")),
+        client.get("/readyz"),
+        client.post("/beta/litellm_basic_guardrail_api", json=litellm),
+    ]
+    assert "abstain_log_writable 0.0" in client.read_metrics()
     assert replies[0].status_code == replies[2].status_code == replies[3].status_code == 503
     assert replies[-1].json()["action"] == "BLOCKED"
     repelled = sum(str(log_file.parent) not in reply.text and '"show":true' not in reply.text for reply in replies)
+    log_file.unlink()
     wait_until(lambda: client.get("/readyz").status_code == 200)
     assert client.decide(**make_gate_body(answers[0]))["show"] is True
-    assert_repelled(f"{spoil.__name__} log", len(replies), repelled)
+    assert_repelled("log of junk", len(replies), repelled)
