@@ -3,7 +3,6 @@
 import gzip
 import json
 import re
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,10 +12,11 @@ import torch
 import yaml
 
 from abstain.config.settings import Settings
+from abstain.ingest.parsing import parse_line
 from abstain.llm.engine.decoder import Decoder
 from abstain.llm.engine.loading import find_model, load_tokenizer
 from abstain.llm.familiarity.familiarity import FamiliarityConfig
-from benchmarks import extraction, familiarity, perturbation, question_familiarity, scaling, scorers
+from benchmarks import extraction, familiarity, ingest, perturbation, question_familiarity, scaling, scorers
 from benchmarks.full_params import full_params
 from benchmarks.gpu import equality
 from studies.familiarity_baselines import BASELINES
@@ -64,15 +64,15 @@ def run_main(
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> Callable[..., str]:
-    """Run `python -m` a benchmark, and return its output; with `sys.executable` as `python` in a cold process."""
+    """Run `python -m` a benchmark, and return its output."""
     folder = tmp_path_factory.mktemp("benchmarks")
     project = Project(ROOT, folder / "home", prefect_server)
     for name in ("home", "empty"):
         (folder / name).mkdir()
     (project.home / "models").symlink_to(MODELS)
 
-    def run_module(*command: str, python: str = "python") -> str:
-        done = project.command(["env", "ABSTAIN_DEVICE=cpu", python, "-m", *command])
+    def run_module(*command: str) -> str:
+        done = project.command(["env", "ABSTAIN_DEVICE=cpu", "python", "-m", *command])
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -80,7 +80,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> Callab
 
 
 def test_extraction_benchmark_compares_before_it_times(run_main: Callable[..., str]) -> None:
-    output = run_main(extraction.main, "--rows", "4", "--repeats", "1")
+    output = run_main(extraction.main, "--rows", "2", "--repeats", "1")
     # The processor decides which of the two is compared.
     assert output.count("cosine at least 0.999") + output.count("equal within") == 4 and "equal within" in output
     assert "NLLs off from float32" in output
@@ -163,10 +163,8 @@ def test_gpu_equality_detects_wrong_log_probabilities(monkeypatch: pytest.Monkey
     assert broken == {"nll", "choices", "answers", "beams"}
 
 
-def test_memory_benchmark_runs_in_fresh_processes(run: Callable[..., str]) -> None:
-    output = run(
-        "benchmarks.memory", "--rows", "20", "--width", "64", "--architectures", "linear", python=sys.executable
-    )
+def test_memory_benchmark_measures_each_step(run: Callable[..., str]) -> None:
+    output = run("benchmarks.memory", "--rows", "20", "--width", "64", "--architectures", "linear")
     assert "| assemble |" in output and "| train linear," in output
 
 
@@ -176,10 +174,18 @@ def test_probe_benchmark_times_an_exported_file(run: Callable[..., str]) -> None
 
 
 def test_retrieval_benchmark_compares_both_indexes(run: Callable[..., str]) -> None:
-    output = run("benchmarks.retrieval", "--parts", "latency", "--chunks", "2000", "--queries", "20")
+    output = run("benchmarks.retrieval", "--parts", "latency", "--chunks", "500", "--queries", "10")
     assert output.count("| pgvector |") == 4
 
 
+def test_ingest_benchmark_makes_rows_of_which_some_are_broken() -> None:
+    lines = list(ingest.make_rows(1000, ["fees#0", "fees#1", "fees#2"]))
+    rows = [parse_line(line.encode(), "rows.jsonl", 1) for line in lines]
+    assert 0 < sum(bool(row.reasons) for row in rows) < 30 and 970 < len(set(lines)) < 1000
+    assert any(row.review for row in rows) and any(row.thumb and row.thumb.comment for row in rows)
+
+
+@pytest.mark.soak(twin="test_ingest_benchmark_makes_rows_of_which_some_are_broken")
 def test_ingest_benchmark_measures_the_commands(run: Callable[..., str]) -> None:
     output = run("benchmarks.ingest", "--rows", "1000")
     counts = r"1,000 read, 9\d\d accepted, \d+ duplicate, 0 pending, \d+ quarantined"
@@ -188,6 +194,7 @@ def test_ingest_benchmark_measures_the_commands(run: Callable[..., str]) -> None
     assert "| 1,000 | together |" in output
 
 
+@pytest.mark.soak(twin="test_gate_states_give_the_same_and_cost_nothing")
 def test_serving_benchmark_reads_nothing_for_given_states(run: Callable[..., str]) -> None:
     output = run("benchmarks.serving", "--seconds", "1", "--answers", "4", "--in-flight", "2", "--repeats", "1")
     assert "\n  0 tokens read by the base model\n" in output and output.count(" p99 ") == 2
