@@ -9,8 +9,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import BaseModel
 from typer.main import get_command
 
@@ -87,13 +85,6 @@ def test_remote_loads_of_another_host_are_found(hooks: ModuleType, tmp_path: Pat
         (tmp_path / f"b{number}.html").write_text(f"{LOCAL[0]}\n{load}")
     found = [load.partition(":")[0] for load in hooks.remote_loads(tmp_path)]
     assert found == [f"b{number}.html" for number in range(len(LOADS))]
-
-
-@given(text=st.text(alphabet="|[]<*`a b\\", max_size=20))
-def test_linked_text_of_a_cell_stays_in_its_cell(hooks: ModuleType, text: str) -> None:
-    written = importlib.import_module("reference").link_pages(text.replace("`", ""))
-    assert re.sub(r"\\(.)", r"\1", written) == " ".join(text.replace("`", "").split())
-    assert not re.search(r"(?<!\\)(?:\\\\)*[|<\[*]", written)
 
 
 def test_public_names_are_documented() -> None:

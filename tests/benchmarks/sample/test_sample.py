@@ -1,6 +1,5 @@
 import json
 import re
-from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from abstain.core.errors import AbstainError
 from abstain.data.labels.near_duplicates import mask_names_and_numbers
 from abstain.llm.engine.loading import find_model, load_model
 from abstain.llm.engine.prompts import load_layout
-from abstain.sample.files import EXPORTED, FOLDER, HANDBOOK, HISTORY, INCOMING, INCOMING_FROM
+from abstain.sample.files import FOLDER, HANDBOOK, HISTORY
 from benchmarks.sample import generate
 from benchmarks.sample.catalogue import topics
 from benchmarks.sample.feedback import REVIEW_BY_LINE, REVIEW_BY_THUMB
@@ -113,19 +112,6 @@ def test_sample_shipped_files_are_those_of_the_generator(tmp_path: Path) -> None
     made = bytes_of(tmp_path)
     assert made == {name: content for name, content in bytes_of(FOLDER).items() if name in made}
     assert len(made) == len(PAGES) + 2 == len(list(HANDBOOK.iterdir())) + 2
-
-
-def test_sample_history_ends_before_the_incoming_week() -> None:
-    history = rows(HISTORY)
-    incoming = [json.loads(line) for line in INCOMING.read_text().splitlines()[:-7]]
-    assert len(history) + len(incoming) == len(ANSWERED)
-    assert history[-1].asked_at.date() == date(2026, 11, 7)
-    asked = [datetime.fromisoformat(row["asked_at"]) for row in incoming]
-    assert INCOMING_FROM <= min(asked) <= max(asked) < EXPORTED[1]
-    assert (EXPORTED[1] - INCOMING_FROM).days == 7
-    given = [row.thumb.given_at for row in history if row.thumb]
-    reviewed = [row.review.reviewed_at for row in history if row.review]
-    assert max(*given, *reviewed) < EXPORTED[0]  # nobody knows in the export what comes after it
 
 
 def test_sample_reviews_are_true_and_one_thumb_in_six_is_wrong() -> None:
