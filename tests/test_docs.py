@@ -1,8 +1,9 @@
-"""The documentation: what its generated parts hold, what a page may load, and the size of the README.
+"""The documentation: what its generated parts and examples hold, what a page may load, and the size of the README.
 
 `make docs` itself refuses broken links and pages without a place in the navigation.
 """
 
+import doctest
 import importlib
 import re
 from pathlib import Path
@@ -16,7 +17,7 @@ import abstain
 from abstain.config.params import Params
 from abstain.config.settings import Settings
 from abstain_cli.app import app
-from tests.checkout import ROOT
+from tests.checkout import ROOT, tracked_files
 
 LOADS = (
     "<script defer src=//cdn.example.org/a.js></script>",
@@ -32,6 +33,14 @@ LOCAL = (
     '<script src="../assets/bundle.js"></script>',
     "<p>the address https://example.org/a.js</p>",
 )
+
+
+MODULES = [
+    name.removeprefix("src/").removesuffix(".py").replace("/", ".")
+    for name in tracked_files()
+    if name.startswith("src/") and name.endswith(".py") and "\n        >>> " in (ROOT / name).read_text()
+]
+"""Those with examples."""
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +94,12 @@ def test_remote_loads_of_another_host_are_found(hooks: ModuleType, tmp_path: Pat
         (tmp_path / f"b{number}.html").write_text(f"{LOCAL[0]}\n{load}")
     found = [load.partition(":")[0] for load in hooks.remote_loads(tmp_path)]
     assert found == [f"b{number}.html" for number in range(len(LOADS))]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_examples_give_the_output_that_they_show(module: str) -> None:
+    outcome = doctest.testmod(importlib.import_module(module))
+    assert outcome.attempted and not outcome.failed
 
 
 def test_public_names_are_documented() -> None:

@@ -1,5 +1,6 @@
 """What the repository promises as a whole: nothing in it points to something that is not there, or hides a dependency."""
 
+import ast
 import os
 import re
 import subprocess
@@ -21,6 +22,19 @@ DEPLOYMENTS = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
 # A pattern may not match its own source, which is scanned too.
 RUNS_WHAT_IT_READS = r"pickle\.loads?\b|allow_pickl[e]|torch\.load\((?![^)]*weights_only=True)|\bjob[l]ib\b"
 HALF_DONE = r"NotImplemented[E]rror|\b(TO[D]O|FIX[M]E)\b"
+FUNCTION_WORDS = re.compile(
+    "_*(one|at|found|known|asked|told|said|given|own|kept|of|its|theirs|wanted|judged|drawn|taken|made|most|others|why|"
+    "apart|beside)_*"
+)
+"""Words that name nothing: as variables or parameters they leave the reader to find out what there is."""
+IRREGULAR = "told|found|kept|given|said|made|taken|drawn|begun|shown|known|held|left|chosen|written|seen|sought"
+VERBS = "embed|exceed|feed|need|proceed|seed|shed"
+NO_VERB = re.compile(rf"_*(?!({VERBS})$)([a-z]+ed|{IRREGULAR})|_*of(_\w+)?|\w+_of_*")
+"""Functions are no lone participles, and do not begin or end with `of`."""
+PRODUCT = ("src/", "tasks/", "flows/", "benchmarks/", "studies/")
+TEST_NAME_LENGTH = 60
+FIELDS_OF_RECORDS = {"studies/declared.py: at"}
+"""Fields whose names stand in files that are written: the configuration of an experiment."""
 ABSOLUTE = r"(?<![\w.~$}])/(home|work|root|tmp)/"
 
 
@@ -137,3 +151,25 @@ def test_deployments_are_flows_that_import(tmp_path: Path) -> None:
     environment = os.environ | {"PREFECT_HOME": str(tmp_path)}
     assert entrypoints
     subprocess.run([sys.executable, "-c", load, *entrypoints], cwd=ROOT, env=environment, check=True)
+
+
+@pytest.mark.heavy
+def test_names_say_what_things_are() -> None:
+    """Variables are nouns, functions begin with verbs."""
+    found = set()
+    for file in (name for name in tracked_files() if name.startswith(PRODUCT) and name.endswith(".py")):
+        for node in ast.walk(ast.parse((ROOT / file).read_text())):
+            match node:
+                case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name) if FUNCTION_WORDS.fullmatch(name):
+                    found.add(f"{file}: {name}")
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) if NO_VERB.fullmatch(name):
+                    found.add(f"{file}: {name}()")
+    assert found == FIELDS_OF_RECORDS
+
+
+def test_test_names_are_short() -> None:
+    files = [name for name in tracked_files() if name.startswith("tests/") and name.endswith(".py")]
+    names = [
+        name for file in files for name in re.findall(r"(?m)^ *(?:async )?def (test_\w+)", (ROOT / file).read_text())
+    ]
+    assert names and [name for name in names if len(name) > TEST_NAME_LENGTH] == []

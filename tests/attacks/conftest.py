@@ -27,15 +27,14 @@ def assert_repelled(record_property: Callable[[str, object], None]) -> Count:
 
 
 def format_attempts(counted: Counter[tuple[str, str, str]]) -> str:
-    """A table with a line a test file, of the counts by what was tried, file, and `attempts` or `repelled`."""
-    rows = [("test", "attempts", "repelled", "what was tried"), ("---", "--:", "--:", "---")]
-    for file in sorted({file for _, file, _ in counted}):
-        tried = sorted({tried for tried, name, _ in counted if name == file})
-        totals = [f"{sum(counted[name, file, key] for name in tried):,}" for key in ("attempts", "repelled")]
-        rows.append(
-            (f"`{file}`", *totals, "; ".join(f"{name} ({counted[name, file, 'attempts']:,})" for name in tried))
-        )
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    """A table with a line a test file, of the counts by file, what was tried, and `attempts` or `repelled`."""
+    lines = ["| test | attempts | repelled | what was tried |", "| --- | --: | --: | --- |"]
+    for file in sorted({file for file, _, _ in counted}):
+        tried = sorted({tried for name, tried, _ in counted if name == file})
+        attempts, repelled = (sum(counted[file, name, kind] for name in tried) for kind in ("attempts", "repelled"))
+        names = "; ".join(f"{name} ({counted[file, name, 'attempts']:,})" for name in tried)
+        lines.append(f"| `{file}` | {attempts:,} | {repelled:,} | {names} |")
+    return "".join(f"{line}\n" for line in lines)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,8 +52,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
                 if name == "attempts":
                     tried, attempts, repelled = value
                     file = report.nodeid.partition("::")[0]
-                    counted[tried, file, "attempts"] += attempts
-                    counted[tried, file, "repelled"] += repelled
-    table = format_attempts(counted)
+                    counted += Counter({(file, tried, "attempts"): attempts, (file, tried, "repelled"): repelled})
     before, _, rest = page.read_text().partition(BEGIN)
-    page.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}")
+    page.write_text(f"{before}{BEGIN}\n{format_attempts(counted)}\n{END}{rest.partition(END)[2]}")
