@@ -2,22 +2,29 @@
 
 import io
 import re
+from datetime import UTC, datetime
 from math import nan
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 from rich.table import Table
 
+from abstain.core.codes import Code
+from abstain.data.decision_log.monitoring_windows import Alarm, MonitoringWindow
 from abstain.release.metric_comparison import MetricComparison
 from abstain.release.promotion_record import ShadowRecord
 from abstain_cli.guarantee_summary import summarize_holdout
+from abstain_cli.monitor import format_monitoring, load_example_questions
 from abstain_cli.progress_bar import RunProgressLine, step_progress
 from abstain_cli.shadow import _make_table
 from abstain_cli.terminal import Terminal
+from abstain_tasks.monitoring.monitor import MonitoringResult
 from abstain_tasks.runs.progress import notify_observers
 from tests.checkout import ROOT
 from tests.core.test_text import ATTACKS
+from tests.data.decision_log.builders import decision, interaction, make_window_statistics, open_log, record, url_of
 from tests.reports.builders import make_holdout_metrics
 
 STYLE = re.compile("\x1b\\[[\\d;]*m")
@@ -113,3 +120,26 @@ def test_compare_prints_a_difference_with_its_interval(low: float, high: float, 
     with console.capture() as captured:
         console.print(_make_table(record))
     assert f"+0.100 {text}" in captured.get() and "nan" not in captured.get()
+
+
+@pytest.mark.heavy
+def test_format_monitoring_examples_have_logged_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path))
+    (line,) = format_monitoring(MonitoringResult(windows=(), history=(), raised=()), {})
+    assert "monitoring.min_decisions" in line and "monitoring.min_reviews" in line, "there is no window yet"
+    alarm = Alarm(Code.INPUT_DRIFT, "questions differ", ("i-1", "i-2", "i-9"))
+    days = datetime(2026, 11, 1, tzinfo=UTC), datetime(2026, 11, 6, tzinfo=UTC)
+    window = MonitoringWindow("v1.0.0", *days, make_window_statistics(), (alarm,))
+    assert load_example_questions(window) == {}, "there is no log"
+    long = interaction("i-2").model_copy(update={"question": "Is it\n\x1b[2J" + "so " * 100})
+    log = open_log(url_of(tmp_path))
+    record(log, decision("i-1"), decision("i-2", interaction=long), decision("i-3"))
+    log.close()
+    questions = load_example_questions(window)
+    assert questions.keys() == {"i-1", "i-2"}, "only those of the examples"
+    lines = list(format_monitoring(MonitoringResult(windows=(window,), history=(window,), raised=()), questions))
+    assert lines[0] == f"{window.headline}: {window.title}" and any(line.startswith("reviews  ") for line in lines)
+    first, second, third = (line for line in lines if line.startswith("  example"))
+    assert first == f"  example i-1: {interaction('i-1').question}"
+    assert second.startswith("  example i-2: Is it ") and "\x1b" not in second and len(second) <= 100
+    assert third == "  example i-9"
