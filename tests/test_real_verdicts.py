@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.special import betainc
 from scipy.stats import binom
 
 from abstain.config.params import Params
@@ -63,15 +64,19 @@ def read_answers(folder: Path, rows: list[dict[str, Any]]) -> LabelledAnswers:
 
 
 def test_compute_p_value_is_binomial_of_the_effective_number() -> None:
-    def compute(wrong: int, a_topic: int = 1, threshold: float = 0.5) -> float:
-        """With as many of 100 answers wrong, all equally confident, and those of a topic together."""
-        at = np.arange(100)
-        reviewed = ReviewedAnswers(np.full(100, 0.5), (at >= wrong).astype(int), groups=at // a_topic)
+    def compute(correct: list[int], a_topic: int = 1, threshold: float = 0.5) -> float:
+        """Of 100 answers, all equally confident, and those of a topic together."""
+        reviewed = ReviewedAnswers(np.full(100, 0.5), np.array(correct), groups=np.arange(100) // a_topic)
         return compute_p_value(reviewed, reviewed, threshold, 0.8)
 
-    assert compute(30) == pytest.approx(binom.sf(29, 100, 0.2)) and compute(30) < real_verdicts.REJECTED_BELOW
-    assert compute(30, a_topic=10) == pytest.approx(binom.sf(2, 10, 0.2))
-    assert compute(30, threshold=0.6) == 1, "nothing is shown"
+    thirty_wrong = [0] * 30 + [1] * 70
+    assert compute(thirty_wrong) == pytest.approx(binom.sf(29, 100, 0.2))
+    assert compute(thirty_wrong) < real_verdicts.REJECTED_BELOW
+    assert compute(thirty_wrong, a_topic=10) == pytest.approx(binom.sf(2, 10, 0.2))
+    assert compute(thirty_wrong, threshold=0.6) == 1, "nothing is shown"
+    n_eff = 100 / (1 + (10 * 0.7**2 - 10 * 0.3 * 0.7 + 30 * 0.3**2) / 50 / (0.3 * 0.7))
+    pairs = compute([0, 0] * 10 + [0, 1] * 10 + [1, 1] * 30, a_topic=2)
+    assert pairs == pytest.approx(betainc(0.3 * n_eff, 0.7 * n_eff + 1, 0.2))
 
 
 def test_divide_round_shares_no_topic(tmp_path: Path) -> None:

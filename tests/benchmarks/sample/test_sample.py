@@ -76,6 +76,7 @@ def test_questions_are_unique_and_in_order_of_time() -> None:
     moments = [one.asked_at for one in ASKED]
     assert moments == sorted(moments) and moments[0] >= FIRST_DAY and (moments[-1] - FIRST_DAY).days < DAYS
     assert all(re.search(rf"\b{re.escape(one.fact.product)}\b", one.text) for one in ASKED)
+    assert all(one.group == one.fact.topic.key for one in ASKED)
     masked = {mask_names_and_numbers(one.text, one.fact.product) for one in ASKED}
     assert len(masked) < len(ASKED), "the twin pages of a topic are asked about in the same words"
 
