@@ -28,7 +28,6 @@ pytestmark = pytest.mark.slow
 NEEDS_VERDICTS = pytest.mark.skipif(not scorers.FILE.is_file(), reason="the published data is not beside the checkout")
 COSTLY = ("familiarity", "verbalized", "yes_score", "yes_score_tokens")
 SHORT = partial(FamiliarityConfig, explanation_tokens=6, beams=2, guess_tokens=10)
-Main = Callable[[list[str]], None]
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +54,7 @@ def run_main(
     for name, value in {"HOME": str(tmp_path), "DEVICE": "cpu", "DTYPE": "float32"}.items():
         monkeypatch.setenv(f"ABSTAIN_{name}", value)
 
-    def call(main: Main, *arguments: str) -> str:
+    def call(main: Callable[[list[str]], None], *arguments: str) -> str:
         main([*arguments, "--model", str(deep_model)])
         return capsys.readouterr().out
 
@@ -118,10 +117,8 @@ def test_familiarity_benchmark_prints_three_tables(
     output = run_main(familiarity.main, str(tmp_path))
     assert "5 of 7 are not fictional" in output and "2 of 4 are about real ones" in output
     rows = re.findall(r"^\| ([\w -]+?)(?: \(\d+ without a score\))? \| (?:\d\.\d{3}|nan) \(", output, re.MULTILINE)
-    assert rows == [familiarity.SELF_FAMILIARITY, *BASELINES] * 2 + [
-        familiarity.SELF_FAMILIARITY,
-        *familiarity.ABLATIONS,
-    ]
+    own = familiarity.SELF_FAMILIARITY
+    assert rows == [own, *BASELINES, own, *BASELINES, own, *familiarity.ABLATIONS]
 
 
 @NEEDS_VERDICTS

@@ -157,6 +157,7 @@ def promoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_score_and_generate_without_context_are_unavailable(
     promoted: None, tmp_path: Path, run: Callable[..., Result]
 ) -> None:
+    """And an answer that could be longer than the model's context is a usage error."""
     (tmp_path / "rows.jsonl").write_text("".join(f"{row.model_dump_json()}\n" for row in requests(3)))
     score_file, score = ["score", str(tmp_path / "rows.jsonl")], ["score", "-q", "Why?", "-a", "So."]
     generate = ["generate", "-q", "Why?", "--max-new-tokens", "2"]
@@ -174,9 +175,6 @@ def test_score_and_generate_without_context_are_unavailable(
         assert status == 0 and [decision == "unavailable" for decision in decisions] == unavailable
         assert set(decisions) <= {"show", "abstain", "unavailable"}
         assert err.count("\n") == bool(warning) and err.startswith(f"warning A206: {warning}" if warning else "")
-
-
-def test_generate_longer_than_the_context_is_a_usage_error(promoted: None, run: Callable[..., Result]) -> None:
     result = run("generate", "-q", "Why?", "-c", "So.", "--max-new-tokens", "100000")
     assert result.is_usage_error("--max-new-tokens 100000 ") and result.is_usage_error("512") and result.out == ""
 

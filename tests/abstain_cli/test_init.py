@@ -64,15 +64,11 @@ def read_part(terminal: int, shown: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Assistant:
-    """A project after `abstain init`, `ingest` and `retrain`, with the results of the commands.
-
-    Attributes:
-        terminals: Of `init` left by Ctrl-D, left by Ctrl-C, and answered: status, what was shown, and the state after.
-    """
+    """A project after `abstain init`, `ingest` and `retrain`, with the results of the commands."""
 
     project: Project
     before: list[str]
-    terminals: list[tuple[int, str, list[str]]]
+    terminals: list[tuple[int, str, list[str]]]  # init left by Ctrl-D, by Ctrl-C, answered: status, text, state after
     results: dict[str, subprocess.CompletedProcess[str]]
 
 

@@ -115,15 +115,11 @@ def is_rejected(open_: Callable[[], object], *codes: Code) -> bool:
     return False
 
 
-def list_files(bundle: Path) -> list[Path]:
-    return sorted(file.relative_to(bundle) for file in bundle.rglob("*") if file.is_file())
-
-
 def test_open_rejects_a_changed_bundle(
     promoted: Path, registry: dict[str, Any], settings: Settings, tmp_path: Path, assert_repelled: Count
 ) -> None:
     rng, rejected = random.Random(7), []
-    names = list_files(promoted)
+    names = sorted(file.relative_to(promoted) for file in promoted.rglob("*") if file.is_file())
     assert {name.name for name in names} == {"probe.onnx", "fused.onnx", "approval.json", DIGEST_FILE}
     attempts: list[tuple[Path, Change]] = [(rng.choice(names), flip) for _ in range(FLIPS)]
     attempts += [(name, change) for change in CHANGES for name in names]

@@ -19,6 +19,8 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
+import psutil
+
 MOST_FILES = 64
 
 LIBRARIES = (
@@ -67,7 +69,7 @@ def main(folder: Path, owner: int) -> None:
         listener.listen(64)
         (folder / "starting").rename(folder / "socket")
         listener.settimeout(2)
-        while _lives(owner):
+        while psutil.pid_exists(owner):
             with suppress(TimeoutError):
                 client, _ = listener.accept()
                 with client:
@@ -75,14 +77,6 @@ def main(folder: Path, owner: int) -> None:
                         listener.close()
                         client.settimeout(None)
                         _serve(client, folder)
-
-
-def _lives(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def _serve(client: socket.socket, folder: Path) -> None:
