@@ -141,8 +141,9 @@ def second(started: Assistant, tmp_path_factory: pytest.TempPathFactory) -> tupl
     project = replace(new_project(tmp_path_factory.mktemp("second")), server=first.server)
     assert project.abstain("init", "--model", str(folder / "model")).returncode == 0
     site = yaml.safe_load(first.git("show", "main:params.yaml", cwd=first.home / "origin.git"))["llm"]
+    params = project.root / "params.yaml"
+    params.write_text(params.read_text().replace("site: residual ", f"site: {site['site']} "))
     project.edit_params("layer: auto ", f"layer: {site['layer']} ")
-    project.edit_params("site: residual ", f"site: {site['site']} ")
     project.edit_params("kinds: [gradient_boosting]", "kinds: []")
     project.compare_with("mean_log_prob")
     ingested = project.abstain("ingest", str(folder / "feedback"))
