@@ -26,17 +26,6 @@ def assert_repelled(record_property: Callable[[str, object], None]) -> Count:
     return count
 
 
-def format_attempts(counted: Counter[tuple[str, str, str]]) -> str:
-    """A table with a line a test file, of the counts by file, what was tried, and `attempts` or `repelled`."""
-    lines = ["| test | attempts | repelled | what was tried |", "| --- | --: | --: | --- |"]
-    for file in sorted({file for file, _, _ in counted}):
-        tried = sorted({tried for name, tried, _ in counted if name == file})
-        attempts, repelled = (sum(counted[file, name, kind] for name in tried) for kind in ("attempts", "repelled"))
-        names = "; ".join(f"{name} ({counted[file, name, 'attempts']:,})" for name in tried)
-        lines.append(f"| `{file}` | {attempts:,} | {repelled:,} | {names} |")
-    return "".join(f"{line}\n" for line in lines)
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--attempts", type=Path, help="a page whose table of attempts is written anew")
 
@@ -45,13 +34,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     page: Path | None = config.getoption("--attempts", None)
     if page is None:
         return
-    counted: Counter[tuple[str, str, str]] = Counter()
+    attempts, repelled = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
     for report in itertools.chain.from_iterable(terminalreporter.stats.values()):
         if isinstance(report, pytest.TestReport) and report.when == "teardown":
             for name, value in report.user_properties:
                 if name == "attempts":
-                    tried, attempts, repelled = value
-                    file = report.nodeid.partition("::")[0]
-                    counted += Counter({(file, tried, "attempts"): attempts, (file, tried, "repelled"): repelled})
+                    key = report.nodeid.partition("::")[0], value[0]
+                    attempts[key] += value[1]
+                    repelled[key] += value[2]
+    table = "| test | attempts | repelled | what was tried |\n| --- | --: | --: | --- |\n"
+    for file, group in itertools.groupby(sorted(attempts), lambda key: key[0]):
+        keys = list(group)
+        totals = " | ".join(f"{sum(counted[key] for key in keys):,}" for counted in (attempts, repelled))
+        table += f"| `{file}` | {totals} | {'; '.join(f'{key[1]} ({attempts[key]:,})' for key in keys)} |\n"
     before, _, rest = page.read_text().partition(BEGIN)
-    page.write_text(f"{before}{BEGIN}\n{format_attempts(counted)}\n{END}{rest.partition(END)[2]}")
+    page.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}")
