@@ -68,17 +68,14 @@ def find_sources(*folders: str, pattern: re.Pattern[str]) -> list[str]:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_stage_dependencies_hold_its_closure(stage: str) -> None:
-    needed = {file for file in find_closure(f"abstain.stages.{stage}") if not file.startswith(CONFIG)}
+def test_stage_dependencies_are_its_closure(stage: str) -> None:
+    used = {file for file in find_closure(f"abstain.stages.{stage}") if not file.startswith(CONFIG)}
     listed = STAGES[stage]["deps"]
-    assert sorted(file for file in needed if not any(covers(dep, file) for dep in listed)) == []
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_stage_dependencies_are_all_used(stage: str) -> None:
-    used = find_closure(f"abstain.stages.{stage}")
-    listed = [dep for dep in STAGES[stage]["deps"] if dep.startswith("src/")]
-    assert [dep for dep in listed if not any(covers(dep, file) for file in used)] == []
+    code = [dep for dep in listed if dep.startswith("src/")]
+    assert sorted(file for file in used if not any(covers(dep, file) for dep in listed)) == []
+    assert [dep for dep in code if not any(covers(dep, file) for file in used)] == []
+    assert all((ROOT / dep).is_dir() or dep.endswith("/__init__.py") for dep in code)
+    assert len([dep for dep in code if (ROOT / dep).is_dir()]) <= 8
 
 
 def test_code_imports_nothing_from_the_face() -> None:
@@ -91,28 +88,19 @@ def test_library_imports_nothing_by_name() -> None:
     assert find_sources("src/abstain", pattern=BY_NAME) == ["src/abstain/__init__.py"]
 
 
-def test_stages_depend_on_no_benchmark_or_study() -> None:
-    assert {
-        dep for stage in STAGES.values() for dep in stage["deps"] if dep.startswith(("benchmarks", "studies"))
-    } == set()
-
-
-def test_stages_depend_on_no_empty_file() -> None:
-    listed = {dep for stage in STAGES.values() for dep in stage["deps"] if (ROOT / dep).is_file()}
-    assert [dep for dep in sorted(listed) if (ROOT / dep).stat().st_size == 0] == []  # DVC warns about each, each time
+def test_stages_depend_on_no_benchmark_and_no_empty_file() -> None:
+    listed = {dep for stage in STAGES.values() for dep in stage["deps"]}
+    assert not any(dep.startswith(("benchmarks", "studies")) for dep in listed)
+    files = [ROOT / dep for dep in listed if (ROOT / dep).is_file()]
+    assert [file for file in files if file.stat().st_size == 0] == []  # DVC warns about each, each time
 
 
 def test_config_imports_only_types() -> None:
     modules = {path.stem for path in (ROOT / CONFIG).glob("*.py")} - {"__init__"}
     used = {file for module in modules for file in find_closure(f"abstain.config.{module}")}
+    core = {f"core/{name}.py" for name in ("__init__", "codes", "errors", "markdown", "text", "timestamps")}
     assert {file for file in used if not file.startswith(CONFIG)} == {
-        "src/abstain/__init__.py",
-        "src/abstain/core/__init__.py",
-        "src/abstain/core/codes.py",
-        "src/abstain/core/errors.py",
-        "src/abstain/core/markdown.py",
-        "src/abstain/core/text.py",
-        "src/abstain/core/timestamps.py",
+        f"src/abstain/{name}" for name in (*core, "__init__.py")
     }
 
 
@@ -135,32 +123,6 @@ def test_params_have_no_default_and_no_method_but_checks() -> None:
         assert [ast.unparse(one) for one in method.decorator_list] == ["model_validator(mode='after')"], method.name
         returned = {ast.unparse(node) for node in ast.walk(method) if isinstance(node, ast.Return)}
         assert returned == {"return self"}, method.name
-
-
-@pytest.mark.parametrize("stage", STAGES)
-def test_stage_dependencies_are_few_folders(stage: str) -> None:
-    code = [dep for dep in STAGES[stage]["deps"] if dep.startswith("src/")]
-    assert all((ROOT / dep).is_dir() or dep.endswith("/__init__.py") for dep in code)
-    assert len([dep for dep in code if (ROOT / dep).is_dir()]) <= 8
-
-
-ENGINE_STAGES = {"features", "nll_features", "export_onnx", "ablate", "evaluate"}
-
-
-@pytest.mark.parametrize(
-    ("file", "stages"),
-    [
-        ("src/abstain/core/contracts.py", set(STAGES)),
-        ("src/abstain/stages/shared/artifacts.py", set(STAGES)),
-        ("src/abstain/knowledge/documents/reader.py", {"validate"}),
-        ("src/abstain/knowledge/documents/html_tables.py", {"validate"}),
-        ("src/abstain/llm/engine/layouts/rag-chatml-v1.yaml", ENGINE_STAGES),
-        ("src/abstain/reports/page.html", {"report"}),
-        ("requirements.lock", set()),
-    ],
-)
-def test_edit_makes_the_stages_that_read_it_stale(file: str, stages: set[str]) -> None:
-    assert (ROOT / file).is_file() and find_stale_stages(file) == stages
 
 
 @pytest.mark.parametrize(

@@ -1,26 +1,25 @@
-"""The documentation: what its generated parts hold, what a page may load, and the size of the README.
+"""The documentation: what its generated parts and examples hold, what a page may load, and the size of the README.
 
 `make docs` itself refuses broken links and pages without a place in the navigation.
 """
 
+import doctest
 import importlib
 import re
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from pydantic import BaseModel
 from typer.main import get_command
 
+import abstain
 from abstain.config.params import Params
 from abstain.config.settings import Settings
 from abstain_cli.app import app
-from tests.checkout import ROOT
+from tests.checkout import ROOT, tracked_files
 
 LOADS = (
-    '<script src="https://cdn.example.org/a.js"></script>',
     "<script defer src=//cdn.example.org/a.js></script>",
     '<link rel="stylesheet" href="https://fonts.example.org/css">',
     '<link href="https://fonts.example.org" rel="preconnect">',
@@ -32,9 +31,16 @@ LOADS = (
 LOCAL = (
     '<a href="https://example.org">a page</a>',
     '<script src="../assets/bundle.js"></script>',
-    '<link rel="stylesheet" href="assets/main.css">',
     "<p>the address https://example.org/a.js</p>",
 )
+
+
+MODULES = [
+    name.removeprefix("src/").removesuffix(".py").replace("/", ".")
+    for name in tracked_files()
+    if name.startswith("src/") and name.endswith(".py") and "\n        >>> " in (ROOT / name).read_text()
+]
+"""Those with examples."""
 
 
 @pytest.fixture(scope="module")
@@ -82,18 +88,23 @@ def test_generated_parts_are_those_that_pages_name(hooks: ModuleType) -> None:
     assert sorted(name for page in pages for name in hooks.MARK.findall(page)) == sorted(hooks.GENERATED)
 
 
-@pytest.mark.parametrize("load", LOADS)
-def test_remote_loads_of_another_host_are_found(hooks: ModuleType, tmp_path: Path, load: str) -> None:
+def test_remote_loads_of_another_host_are_found(hooks: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text("".join(LOCAL))
-    (tmp_path / "b.html").write_text(f"{LOCAL[0]}\n{load}")
-    assert [found.partition(":")[0] for found in hooks.remote_loads(tmp_path)] == ["b.html"]
+    for number, load in enumerate(LOADS):
+        (tmp_path / f"b{number}.html").write_text(f"{LOCAL[0]}\n{load}")
+    found = [load.partition(":")[0] for load in hooks.remote_loads(tmp_path)]
+    assert found == [f"b{number}.html" for number in range(len(LOADS))]
 
 
-@given(text=st.text(alphabet="|[]<*`a b\\", max_size=20))
-def test_linked_text_of_a_cell_stays_in_its_cell(hooks: ModuleType, text: str) -> None:
-    written = importlib.import_module("reference").link_pages(text.replace("`", ""))
-    assert re.sub(r"\\(.)", r"\1", written) == " ".join(text.replace("`", "").split())
-    assert not re.search(r"(?<!\\)(?:\\\\)*[|<\[*]", written)
+@pytest.mark.parametrize("module", MODULES)
+def test_examples_give_the_output_that_they_show(module: str) -> None:
+    outcome = doctest.testmod(importlib.import_module(module))
+    assert outcome.attempted and not outcome.failed
+
+
+def test_public_names_are_documented() -> None:
+    page = (ROOT / "docs" / "reference" / "api" / "public.md").read_text()
+    assert set(re.findall(r"`(\w+)`", page.partition("| --- |")[2])) >= set(abstain.__all__)
 
 
 def test_readme_is_short_and_airy() -> None:

@@ -1,4 +1,8 @@
-"""What is installed: what runs needs no package of the development, and the lock files are of `pyproject.toml`."""
+"""What is installed and imported, and what is not.
+
+What runs needs no package of the development, and loads no library that costs seconds before it needs it.
+The lock files are of `pyproject.toml`.
+"""
 
 import ast
 import json
@@ -30,6 +34,10 @@ OF_THE_INTEGRATOR = {"langchain_core", "llama_index", "nemoguardrails"}
 """Frameworks into which a gateway's helper is plugged: who calls it has them."""
 IN_NO_LOCK = {"gemma"}
 """Extras with terms of their own."""
+HEAVY = (
+    "dvc great_expectations matplotlib onnxruntime pandas prefect presidio_analyzer scipy sklearn torch transformers"
+)
+COMMANDS = [f"abstain_cli.{file.stem}" for file in (ROOT / "src" / "abstain_cli").glob("[!_]*.py")]
 
 
 def names_of(*groups: list[str]) -> set[str]:
@@ -85,12 +93,29 @@ def locked(name: str) -> dict[str, set[str]]:
 
 @pytest.mark.heavy
 def test_imports_are_of_a_dependency_or_an_extra() -> None:
+    """Those of an extra, and of the development, are not needed to import a module."""
     assert missing(names_of(RUNTIME, *EXTRAS.values()), everywhere=True) == set()
+    assert missing(names_of(RUNTIME), everywhere=False) == set()
 
 
 @pytest.mark.heavy
-def test_modules_import_without_extras_and_dev_packages() -> None:
-    assert missing(names_of(RUNTIME), everywhere=False) == set()
+@pytest.mark.parametrize(
+    ("modules", "loaded"),
+    [
+        ([*COMMANDS, "abstain_tasks.server.__main__", "abstain_tasks.training.plan"], []),
+        (["abstain.serving.gate", "abstain.ingest.pipeline.run"], ["onnxruntime", "torch"]),
+        (["abstain.stages.validate.__main__", "abstain.stages.train_fusion.__main__"], ["pandas"]),
+    ],
+    ids=["commands", "gate", "stages"],
+)
+def test_import_loads_only_what_runs(modules: list[str], loaded: list[str]) -> None:
+    code = (
+        "import importlib, sys; [importlib.import_module(name) for name in sys.argv[2:]]; "
+        "print(*(name for name in sys.argv[1].split() if name in sys.modules))"
+    )
+    command = [sys.executable, "-c", code, HEAVY, *modules]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout.split() == loaded
 
 
 @pytest.mark.parametrize(
@@ -149,15 +174,9 @@ def run_installed(programs: Path, *arguments: str, cwd: Path, home: Path) -> str
 
 
 @pytest.mark.slow
-def test_wheel_holds_no_other_top_level_package(installed: Path) -> None:
+def test_wheel_starts_a_project_and_holds_nothing_else(installed: Path, tmp_path: Path) -> None:
     (site,) = (installed.parent / "lib").glob("python*/site-packages")
-    packages = {path.name for path in site.iterdir() if (path / "__init__.py").is_file()}
-    assert packages == OURS
-    assert "Usage: abstain" in run_installed(installed, "--help", cwd=installed, home=installed)
-
-
-@pytest.mark.slow
-def test_wheel_starts_a_project(installed: Path, tmp_path: Path) -> None:
+    assert {path.name for path in site.iterdir() if (path / "__init__.py").is_file()} == OURS
     project = new_project(tmp_path)
     run_installed(installed, "init", cwd=project.root, home=project.home)
     assert not (project.root / "params.yaml").read_text().startswith(MARK)

@@ -27,12 +27,16 @@ from benchmarks.real_verdicts import (
     simulate_feedback,
     split_by_topic,
 )
+from benchmarks.replay import Replay, measure_drift, replay_weeks
 from benchmarks.scorers import FILE, LabelledAnswers, read_labelled_answers
 from tests.benchmarks.datasets.upstream import make_record, write_records
 from tests.checkout import shipped_params
 
 CORRECT, WRONG = "Correct", "Wrong"
 PARAMS: Params = shipped_params()
+WEEKS = (4, 5, 6)
+TURNED = 5
+"""The week since which verdicts are the opposite, in one of the replays."""
 
 
 def make_records(rounds: Iterable[int], answers: int = 120) -> list[dict[str, Any]]:
@@ -59,27 +63,20 @@ def read_answers(folder: Path, rows: list[dict[str, Any]]) -> LabelledAnswers:
     return read_labelled_answers(write_records(folder / FILE.name, *rows))
 
 
-def make_reviewed(wrong: int, rows: int, a_topic: int = 1) -> ReviewedAnswers:
-    """All equally confident; the first `wrong` are incorrect."""
-    at = np.arange(rows)
-    return ReviewedAnswers(np.full(rows, 0.5), (at >= wrong).astype(int), groups=at // a_topic)
+def test_compute_p_value_is_binomial_of_the_effective_number() -> None:
+    def compute(correct: list[int], a_topic: int = 1, threshold: float = 0.5) -> float:
+        """Of 100 answers, all equally confident, and those of a topic together."""
+        reviewed = ReviewedAnswers(np.full(100, 0.5), np.array(correct), groups=np.arange(100) // a_topic)
+        return compute_p_value(reviewed, reviewed, threshold, 0.8)
 
-
-def test_compute_p_value_is_that_of_a_binomial_test() -> None:
-    p_value = compute_p_value(make_reviewed(30, 100), make_reviewed(30, 100), 0.5, 0.8)
-    assert p_value == pytest.approx(binom.sf(29, 100, 0.2)) and p_value < real_verdicts.REJECTED_BELOW
-    assert compute_p_value(make_reviewed(0, 100), make_reviewed(30, 100), 0.5, 0.8) == 1
-    assert compute_p_value(make_reviewed(30, 100), make_reviewed(30, 100), 0.6, 0.8) == 1, "nothing is shown"
-
-
-def test_compute_p_value_uses_the_design_effect() -> None:
-    together = make_reviewed(30, 100, a_topic=10)
-    assert compute_p_value(together, together, 0.5, 0.8) == pytest.approx(binom.sf(2, 10, 0.2))
-    correct = [0, 0] * 10 + [0, 1] * 10 + [1, 1] * 30
-    pairs = ReviewedAnswers(np.full(100, 0.5), np.array(correct), groups=np.arange(100) // 2)
-    icc = (10 * 0.7**2 - 10 * 0.3 * 0.7 + 30 * 0.3**2) / 50 / (0.3 * 0.7)
-    n_eff = 100 / (1 + icc)
-    assert compute_p_value(pairs, pairs, 0.5, 0.8) == pytest.approx(betainc(0.3 * n_eff, 0.7 * n_eff + 1, 0.2))
+    thirty_wrong = [0] * 30 + [1] * 70
+    assert compute(thirty_wrong) == pytest.approx(binom.sf(29, 100, 0.2))
+    assert compute(thirty_wrong) < real_verdicts.REJECTED_BELOW
+    assert compute(thirty_wrong, a_topic=10) == pytest.approx(binom.sf(2, 10, 0.2))
+    assert compute(thirty_wrong, threshold=0.6) == 1, "nothing is shown"
+    n_eff = 100 / (1 + (10 * 0.7**2 - 10 * 0.3 * 0.7 + 30 * 0.3**2) / 50 / (0.3 * 0.7))
+    pairs = compute([0, 0] * 10 + [0, 1] * 10 + [1, 1] * 30, a_topic=2)
+    assert pairs == pytest.approx(betainc(0.3 * n_eff, 0.7 * n_eff + 1, 0.2))
 
 
 def test_divide_round_shares_no_topic(tmp_path: Path) -> None:
@@ -131,37 +128,26 @@ def test_mean_division_ece_does_not_cancel_errors() -> None:
     assert mean_division_ece(correct, probability, division, weight[0]) == pytest.approx(0.5)
 
 
-def test_simulate_feedback_inclusion_of_two_samples() -> None:
+def test_simulate_feedback_has_its_probabilities() -> None:
+    """The inclusion of two samples, and thumbs of shown answers alone, a tenth of which are wrong."""
     shown, correct = np.arange(200) < 120, np.arange(200) % 2
     drawn = [simulate_feedback(shown, correct, (0.3, 0.1), np.random.default_rng(seed)) for seed in range(500)]
-    inclusion = np.array([one.inclusion for one in drawn])
+    inclusion, thumb = (np.array([getattr(one, name) for one in drawn]) for name in ("inclusion", "thumb"))
     often = (inclusion > 0).mean(axis=0)
     assert often[shown].mean() == pytest.approx(0.25, abs=0.005)
     assert often[~shown].mean() == pytest.approx(1 - 0.75 * 0.95, abs=0.005)
     assert np.nansum(1 / inclusion[:, ~shown], axis=1).mean() == pytest.approx(80, rel=0.02), "they stand for all"
-
-
-def test_simulate_feedback_thumbs_are_of_shown_answers() -> None:
-    shown, correct = np.arange(2000) < 1000, np.arange(2000) % 2
-    thumb = simulate_feedback(shown, correct, (0.3, 0.1), np.random.default_rng(0)).thumb
     liked = ~np.isnan(thumb)
-    assert not liked[~shown].any() and liked.sum() == pytest.approx(300, abs=60)
-    assert (thumb[liked] != correct[liked]).mean() == pytest.approx(0.1, abs=0.06)
+    assert not liked[:, ~shown].any() and liked[:, shown].mean() == pytest.approx(0.3, abs=0.01)
+    assert (thumb != correct)[liked].mean() == pytest.approx(0.1, abs=0.01)
     everything = simulate_feedback(shown, correct, None, np.random.default_rng(0))
-    assert np.array_equal(everything.inclusion, np.ones(2000)) and np.isnan(everything.thumb).all()
-
-
-def test_split_by_topic_keeps_a_topic_on_one_side(tmp_path: Path) -> None:
-    rows = [row | {"title": str(at % 30)} for at, row in enumerate(make_records((1, 2, 3)))]
-    found = read_answers(tmp_path, rows)
-    sides = [split_by_topic(found, np.flatnonzero(found.round == number), 0) for number in (1, 2, 3)]
-    train, validation = ({*found.topic[np.concatenate(side)]} for side in zip(*sides, strict=True))
-    assert len(train | validation) == 30 and train and validation and not train & validation
+    assert np.array_equal(everything.inclusion, np.ones(200)) and np.isnan(everything.thumb).all()
 
 
 def test_fit_writer_thumbs_train_and_reviews_test(tmp_path: Path) -> None:
     found = read_answers(tmp_path, make_records((1, 2), answers=160))
     train, validation = split_by_topic(found, np.arange(320), 0)
+    assert len(train) > len(validation) > 0 and not {*found.topic[train]} & {*found.topic[validation]}
     kind = np.random.default_rng(0).integers(16, size=320)  # of most topics nothing is known
     inclusion = np.where(kind, np.nan, np.where(found.round == 1, 0.5, 0.25))
     thumb = np.where(kind < 2, found.correct, np.nan)
@@ -243,3 +229,35 @@ def test_real_verdicts_replay_has_a_row_per_feedback(tmp_path: Path, capsys: pyt
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in said.splitlines()[2:]]
     assert [row[0] for row in rows] == ["0.8"] * 5 + ["0.75"] * 5 and {len(row) for row in rows} == {12}
     assert rows[4][4] == rows[4][8] == "2 of 2", "all labels give a guarantee"
+
+
+def replay_of(folder: Path, rows: list[dict[str, Any]]) -> Replay:
+    made = Replay.from_file(write_records(folder / FILE.name, *rows), PARAMS)
+    return replace(made, kind="linear")  # a hundredth of the time
+
+
+@pytest.mark.heavy
+def test_replay_weeks_only_retrained_versions_follow(tmp_path: Path) -> None:
+    rows = flip_verdicts(make_records(range(1, 7)), TURNED)
+    turned = {(week, policy): found for week, policy, found in replay_weeks(replay_of(tmp_path, rows), WEEKS)}
+    before, after = turned[TURNED - 1, "never retrained"], turned[TURNED, "never retrained"]
+    assert before.alarms == [] and before.precision > 0.65
+    assert after.alarms == ["guarantee violated", "calibration off"] and after.precision < 0.5
+    assert abs(after.expected.value - before.expected.value) < 0.1, "probabilities do not know it"
+    first, last = ({policy: found.live for (of, policy), found in turned.items() if of == week} for week in (4, 6))
+    assert first["never retrained"] is last["never retrained"]
+    assert first["recalibrated"].regressor is last["recalibrated"].regressor
+    assert first["recalibrated"].threshold != last["recalibrated"].threshold
+    assert first["retrained"].regressor is not last["retrained"].regressor
+    reviews = {policy: [turned[week, policy].guarantee.reviews for week in WEEKS] for _, policy in turned}
+    assert reviews["never retrained"] == sorted(set(reviews["never retrained"])), "of the live version"
+    assert max(reviews["retrained"]) <= 120, "the answers of a week"
+
+
+@pytest.mark.heavy
+def test_measure_drift_changed_texts_raise_an_alarm(tmp_path: Path) -> None:
+    replay = replay_of(tmp_path, make_records(range(1, 7)))
+    rows = np.random.default_rng(0).standard_normal((len(replay.dataset.correct), 8))
+    assert measure_drift(replay, 5, {"questions": rows}).alarms == []
+    moved = rows + 3.0 * (replay.dataset.round == 5)[:, None]
+    assert "input drift" in measure_drift(replay, 5, {"questions": moved}).alarms

@@ -1,3 +1,4 @@
+import subprocess
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +25,13 @@ def fail(*arguments: str, app: Typer = cli.app) -> Code:
     error = CliRunner().invoke(app, arguments).exception
     assert isinstance(error, AbstainError)
     return error.code
+
+
+def assert_fails(done: subprocess.CompletedProcess[str], code: Code, *words: str) -> None:
+    """Assert that a command printed one line, an error with this code and these words."""
+    assert done.returncode == 1, done.stdout + done.stderr
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith(f"error {code}: ") and all(word in line for word in words), line
 
 
 @pytest.fixture

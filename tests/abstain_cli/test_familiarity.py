@@ -56,26 +56,15 @@ def test_familiarity_offers_permitted_background(model: str) -> None:
 
 
 @pytest.mark.heavy
-def test_familiarity_repeated_costs_no_tokens(model: str) -> None:
-    arguments = ("Who wrote the Fugue?", "--model", model, "--threshold", "0")
-    assert "threshold 0.000: answer" in familiarity(*arguments)
-    again = familiarity(*arguments)
-    assert "cost: 0 forward tokens" in again and "unfamiliar" not in again and "background" not in again
-
-
-@pytest.mark.heavy
-def test_familiarity_without_a_concept_has_no_score(model: str) -> None:
+def test_familiarity_names_what_it_lacks(model: str, workspace: Path) -> None:
+    """A concept has no background where there is no knowledge base; no concept, no score; asked again, it costs nothing."""
+    (workspace / "data" / "chunks.jsonl").write_text("")
+    arguments = ("Who wrote the Fugue?", "--model", model, "--threshold")
+    assert "no knowledge base to take background from" in familiarity(*arguments, "1")
+    again = familiarity(*arguments, "0")
+    assert "threshold 0.000: answer" in again and "cost: 0 forward tokens" in again
+    assert "unfamiliar" not in again and "background" not in again
     printed = familiarity("What is a year?", "--model", model)
     assert "no concept found: no score" in printed and "cost: 0 forward tokens" in printed
     assert "familiarity" in familiarity("What is a year?", "--model", model, "--no-filtering", "--threshold", "0.5")
-
-
-@pytest.mark.heavy
-def test_familiarity_without_a_knowledge_base_has_no_background(model: str, tmp_path: Path) -> None:
-    (tmp_path / "data" / "chunks.jsonl").write_text("")
-    printed = familiarity("Who wrote the Fugue?", "--model", model, "--threshold", "1")
-    assert "no knowledge base to take background from" in printed
-
-
-def test_familiarity_empty_instruction_is_rejected(model: str) -> None:
     assert fail("familiarity", "  ", "--model", model) is Code.USAGE

@@ -9,13 +9,14 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 import yaml
 
+from abstain.core.codes import Code
 from abstain.sample.files import HANDBOOK, HISTORY
 from abstain_tasks.server.addresses import post
+from tests.abstain_cli.conftest import assert_fails
 from tests.conftest import Project, new_project
 from tests.llm.builders import save_speaking_model
 
@@ -25,11 +26,6 @@ QUESTION = b"]: "
 """The end of a question, after its default."""
 INTERRUPT, END_OF_INPUT = b"\x03", b"\x04"
 """Ctrl-C and Ctrl-D."""
-
-
-@pytest.fixture
-def project(tmp_path: Path, prefect_server: str) -> Project:
-    return replace(new_project(tmp_path), server=prefect_server)
 
 
 def init_on_terminal(project: Project, *typed: bytes) -> tuple[int, str]:
@@ -66,47 +62,26 @@ def read_part(terminal: int, shown: bytes) -> bytes:
     return os.read(terminal, 4096)
 
 
-def test_init_on_a_terminal_asks_and_can_be_left(project: Project, tmp_path: Path) -> None:
-    before = project.git("rev-parse", "HEAD")
-    for control in (END_OF_INPUT, INTERRUPT):
-        status, shown = init_on_terminal(project, b"\n", control)
-        questions, end = shown.replace("^C", "").rsplit(QUESTION.decode(), 1)
-        assert status == 130 and "Largest share" in questions.splitlines()[-1], shown
-        assert end.startswith("stopped") and end.count("\n") == 1
-        assert project.git("rev-parse", "HEAD") == before and project.git("status", "--porcelain") == ""
-        assert not (project.root / ".git" / "worktrees").exists()
-    model = save_speaking_model(tmp_path / "model", max_position_embeddings=8192)
-    answers = (str(model), "0.2", "", "", str(tmp_path / "remote"))
-    status, shown = init_on_terminal(project, *(f"{answer}\n".encode() for answer in answers))
-    assert status == 0 and "DVC remote" in shown and "Prompt layout" not in shown, shown
-    params = yaml.safe_load((project.root / "params.yaml").read_text())
-    assert params["llm"]["model"] == str(model) and params["llm"]["layout"] == "rag-plain-v1"
-    assert params["threshold"]["target"] == 0.2
-    assert f"url = {tmp_path / 'remote'}\n" in (project.root / ".dvc" / "config").read_text()
-    assert project.git("rev-parse", "HEAD^") == before
-
-
-def test_init_outside_a_clone_fails(project: Project, tmp_path: Path) -> None:
-    done = project.abstain("init", cwd=tmp_path)
-    assert done.returncode == 1 and done.stderr.startswith("error A506: ") and done.stderr.count("\n") == 1
-
-
 @dataclass(frozen=True)
 class Assistant:
     """A project after `abstain init`, `ingest` and `retrain`, with the results of the commands."""
 
     project: Project
+    before: list[str]
+    terminals: list[tuple[int, str, list[str]]]  # init left by Ctrl-D, by Ctrl-C, answered: status, text, state after
     results: dict[str, subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> Assistant:
-    """A project after the five commands; the edited parameters make it fast."""
+    """A project after the commands; the edited parameters make it fast."""
     folder = tmp_path_factory.mktemp("started")
     model = save_speaking_model(folder / "model", max_position_embeddings=8192)
     project = replace(new_project(folder), server=prefect_server)
-    results = {"init": project.abstain("init", "--model", str(model), "--remote", str(folder / "remote"))}
-    results |= {"repro": project.command(["dvc", "repro"]), "plan": project.abstain("plan")}
+    before, answers = read_state(project), (str(model), "0.11", "", "", str(folder / "remote"))
+    typed = [[b"\n", END_OF_INPUT], [b"\n", INTERRUPT], [f"{answer}\n".encode() for answer in answers]]
+    terminals = [(*init_on_terminal(project, *keys), read_state(project)) for keys in typed]
+    results = {"repro": project.command(["dvc", "repro"]), "plan": project.abstain("plan")}
     project.edit_params("architectures: [linear, lstm, attention]", "architectures: [linear]")
     project.edit_params("kinds: [gradient_boosting]", "kinds: []")
     project.compare_with("mean_log_prob")
@@ -114,12 +89,32 @@ def started(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> As
     lines = HISTORY.read_text().splitlines(keepends=True)[::3]
     (folder / "feedback" / "history.jsonl").write_text("".join(lines))
     results |= {"ingest": project.abstain("ingest", str(folder / "feedback")), "retrain": project.abstain("retrain")}
-    return Assistant(project, results)
+    return Assistant(project, before, terminals, results)
+
+
+def read_state(project: Project) -> list[str]:
+    """The commit, what is changed since, and what other work trees there are."""
+    worktrees = [str(path) for path in (project.root / ".git").glob("worktrees/*")]
+    return [project.git("rev-parse", "HEAD"), project.git("status", "--porcelain"), *worktrees]
+
+
+def test_init_on_a_terminal_asks_and_can_be_left(started: Assistant) -> None:
+    *left, (status, shown, _) = started.terminals
+    for exit_status, text, after in left:
+        questions, end = text.replace("^C", "").rsplit(QUESTION.decode(), 1)
+        assert exit_status == 130 and "Largest share" in questions.splitlines()[-1], text
+        assert end.startswith("stopped") and end.count("\n") == 1 and after == started.before
+    assert status == 0 and "DVC remote" in shown and "Prompt layout" not in shown, shown
+    root, folder = started.project.root, started.project.root.parent
+    params = yaml.safe_load((root / "params.yaml").read_text())
+    assert params["llm"]["model"] == str(folder / "model") and params["llm"]["layout"] == "rag-plain-v1"
+    assert params["threshold"]["target"] == 0.11
+    assert f"url = {folder / 'remote'}\n" in (root / ".dvc" / "config").read_text()
 
 
 def test_five_commands_promote_a_version(started: Assistant) -> None:
     project, results = started.project, started.results
-    for name in ("init", "ingest", "retrain"):
+    for name in ("ingest", "retrain"):
         assert results[name].returncode == 0, results[name].stdout + results[name].stderr
     assert "| 0 | quarantined |" in results["ingest"].stdout
     assert "promoted: probe v1.0.0 is in production" in results["retrain"].stdout
@@ -138,24 +133,38 @@ def test_empty_project_fails_with_a_remedy(started: Assistant) -> None:
     assert plan.stdout.startswith("blocked: A109: "), plan.stdout + plan.stderr
 
 
-def test_second_assistant_shares_only_cache_and_server(started: Assistant, tmp_path: Path) -> None:
-    """As docs/howto/two-assistants.md has it."""
+@pytest.fixture(scope="module")
+def second(started: Assistant, tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, int]:
+    """A second assistant beside the first, as docs/howto/two-assistants.md has it, and how many runs it has begun."""
     first, folder = started.project, started.project.root.parent
-    second = replace(new_project(tmp_path), server=first.server)
-    abstain = ["env", f"ABSTAIN_FEATURES={first.home / 'features'}", "python", "-m", "abstain_cli.app"]
     runs = count_runs(first)
-    assert second.abstain("init", "--model", str(folder / "model")).returncode == 0
+    project = replace(new_project(tmp_path_factory.mktemp("second")), server=first.server)
+    assert project.abstain("init", "--model", str(folder / "model")).returncode == 0
     site = yaml.safe_load(first.git("show", "main:params.yaml", cwd=first.home / "origin.git"))["llm"]
-    second.edit_params("layer: auto ", f"layer: {site['layer']} ")
-    second.edit_params("site: residual ", f"site: {site['site']} ")
-    second.edit_params("kinds: [gradient_boosting]", "kinds: []")
-    second.compare_with("mean_log_prob")
-    ingested = second.command([*abstain, "ingest", str(folder / "feedback")])
+    params = project.root / "params.yaml"
+    params.write_text(params.read_text().replace("site: residual ", f"site: {site['site']} "))
+    project.edit_params("layer: auto ", f"layer: {site['layer']} ")
+    project.edit_params("kinds: [gradient_boosting]", "kinds: []")
+    project.compare_with("mean_log_prob")
+    ingested = project.abstain("ingest", str(folder / "feedback"))
     assert ingested.returncode == 0, ingested.stdout + ingested.stderr
-    assert re.search(r"features +runs .* 0 tokens", second.command([*abstain, "plan"]).stdout)
-    assert re.search(r"features +runs .* [1-9][\d,]+ tokens", second.abstain("plan").stdout)
-    assert "nothing is in production" in second.abstain("status").stdout
-    assert count_runs(first) == runs + 1
+    return project, count_runs(first) - runs
+
+
+def test_second_assistant_shares_only_cache_and_server(started: Assistant, second: tuple[Project, int]) -> None:
+    project, runs = second
+    shared = ["env", f"ABSTAIN_FEATURES={started.project.home / 'features'}", "python", "-m", "abstain_cli.app"]
+    assert re.search(r"features +runs .* 0 tokens", project.command([*shared, "plan"]).stdout)
+    assert re.search(r"features +runs .* [1-9][\d,]+ tokens", project.abstain("plan").stdout)
+    assert "nothing is in production" in project.abstain("status").stdout and runs == 1
+
+
+def test_retrain_stage_error_is_one_line_without_promotion(second: tuple[Project, int]) -> None:
+    project, _ = second
+    layer = yaml.safe_load((project.root / "params.yaml").read_text())["llm"]["layer"]
+    project.edit_params(f"layer: {layer} ", "layer: 99 ")
+    assert_fails(project.abstain("retrain"), Code.MODEL_UNSUITABLE, "layer 99", "layers 1 to ", "llm.layer")
+    assert "Promote" not in project.git("log", "--oneline", "main", cwd=project.home / "origin.git")
 
 
 def count_runs(project: Project) -> int:

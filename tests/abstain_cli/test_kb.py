@@ -1,4 +1,3 @@
-import json
 import re
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from abstain.knowledge.documents.chunks import chunk_document
 from abstain.knowledge.documents.reader import parse_document
 from benchmarks import recall
 from tests.abstain_cli.conftest import fail, invoke
+from tests.factories import write_lines
 from tests.knowledge.builders import BagOfWords
 
 PAGES = {
@@ -37,7 +37,7 @@ def write(root: Path, chunks: list[Chunk]) -> None:
     (root / "data" / "chunks.jsonl").write_text("".join(f"{chunk.to_json_line()}\n" for chunk in chunks))
 
 
-def test_search_prints_only_permitted_chunks(encoder: BagOfWords) -> None:
+def test_search_prints_only_permitted_chunks(encoder: BagOfWords, monkeypatch: pytest.MonkeyPatch) -> None:
     printed = invoke("kb", "search", "fee")
     hits = re.findall(r"^(\d)\. (\d\.\d{3})  (\w+)#\w{10}(.*)$", printed, re.MULTILINE)
     assert hits == [("1", "1.000", "gold", ""), ("2", "0.000", "gold", "")]
@@ -47,6 +47,8 @@ def test_search_prints_only_permitted_chunks(encoder: BagOfWords) -> None:
     assert "staff#" not in invoke("kb", "search", "fee", "-e", "board", "-k", "99")
     assert invoke("kb", "search", "fee", "-e", "staff", "--product", "cards").count("gold#") == 2
     assert invoke("kb", "search", "fee", "--doc", "staff") == "nothing that this user may read\n"
+    monkeypatch.setenv("ABSTAIN_INDEX", "http://search:9200")
+    assert fail("kb", "search", "fee") is Code.BAD_SETTING
 
 
 def test_sync_counts_chunks_and_encodes_only_new_ones(encoder: BagOfWords) -> None:
@@ -74,16 +76,10 @@ def test_recall_over_a_file(encoder: BagOfWords, tmp_path: Path) -> None:
         {"question": "fee", "gold": ["staff"], "entitlements": ["staff"]},
         {"question": "fee", "gold": ["staff"]},
     ]
-    file = tmp_path / "q.jsonl"
-    file.write_text("\n".join(map(json.dumps, rows)))
+    file = write_lines(tmp_path / "q.jsonl", *rows)
     printed = invoke(str(file), app=recall.app)
     recalls = dict(re.findall(r"│ (\d+) +│ (\d\.\d{3}) ", printed))
     assert recalls == {"1": "0.667", "3": "1.000", "5": "1.000", "10": "1.000", "25": "1.000"}
     assert "3 questions over 3 chunks; 1 questions left out" in printed
-    file.write_text(json.dumps(rows[3]))
+    write_lines(file, rows[3])
     assert fail(str(file), app=recall.app) is Code.NO_ROWS
-
-
-def test_search_with_another_index_url_is_rejected(encoder: BagOfWords, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ABSTAIN_INDEX", "http://search:9200")
-    assert fail("kb", "search", "fee") is Code.BAD_SETTING

@@ -1,4 +1,4 @@
-"""Ways to have a withheld answer shown at the gate itself: ids that are used again, at once, and forged scores."""
+"""Ways to have a withheld answer shown at the gate itself: used ids, forged scores, and texts that cannot be sent."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from abstain.config.serve_settings import CallerLimits
+from abstain.serving.gateways.client import HttpGate, decide_if_complete
 from tests.attacks.conftest import Count
 from tests.serving.clients import GateClient
-from tests.serving.gateways.conftest import CONTEXTS, QUESTION, Answers, Connect
+from tests.serving.gateways.conftest import CONTEXTS, QUESTION, Answers, Connect, make_transport
 
 pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
 
@@ -56,12 +57,35 @@ def test_gate_ignores_forged_scores(connect: Connect, answers: Answers, assert_r
     assert_repelled("forged scores and settings", len(forged), shown.count(False))
 
 
-@pytest.mark.parametrize("on_unavailable", ["abstain", "show"])
-def test_gate_limits_the_tries_of_a_conversation(
-    connect: Connect, answers: Answers, on_unavailable: str, assert_repelled: Count
-) -> None:
-    client, (good, bad) = connect(caller=CallerLimits(max_tries=2), on_unavailable=on_unavailable), answers
+def test_gate_limits_the_tries_of_a_conversation(connect: Connect, answers: Answers, assert_repelled: Count) -> None:
+    client, (good, bad) = connect(caller=CallerLimits(max_tries=2), on_unavailable="show"), answers
     assert [is_shown(client, bad, conversation="c1") for _ in range(2)] == [False, False]
     shown = [is_shown(client, good, conversation="c1") for _ in range(5)]
     assert is_shown(client, good, conversation="c2")
     assert_repelled("further answers in a conversation", 5, shown.count(False))
+
+
+def test_http_gate_withholds_texts_it_cannot_send(connect: Connect, answers: Answers, assert_repelled: Count) -> None:
+    """Whatever `on_unavailable` says."""
+    gate = HttpGate("http://127.0.0.1", on_unavailable="show", transport=make_transport(connect()))
+    shown, bad = answers
+    asked: list[tuple[Any, Any, Any]] = [
+        (QUESTION, CONTEXTS, bad),
+        (QUESTION, CONTEXTS, f"{bad} \ud83d"),
+        (f"{QUESTION} \ud83d", CONTEXTS, bad),
+        (QUESTION, [f"{text} \ud83d" for text in CONTEXTS], bad),
+        (QUESTION, CONTEXTS, bad * 2_000),
+        (QUESTION, CONTEXTS, bad * 1_000_000),
+        (QUESTION, [CONTEXTS[0] * 200_000], bad),
+        (QUESTION, CONTEXTS * 501, bad),
+        (QUESTION, CONTEXTS, [bad]),
+        (QUESTION, CONTEXTS, {"text": bad}),
+        (QUESTION, CONTEXTS, bad.encode()),
+        ([QUESTION], CONTEXTS, bad),
+        (QUESTION, [None], bad),
+        (QUESTION, [bad.encode()], bad),
+        (QUESTION, 5, bad),
+    ]
+    assert decide_if_complete(gate, QUESTION, CONTEXTS, shown).show
+    withheld = [not decide_if_complete(gate, *texts).show for texts in asked]
+    assert_repelled("texts that cannot be sent", len(asked), sum(withheld))

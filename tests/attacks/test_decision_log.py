@@ -1,9 +1,8 @@
 """Rows that hold up others, pass for others, fill the log or belong to another key; and a log that cannot be used."""
 
-import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 
 from abstain.config.params import load_params
 from abstain.config.settings import Settings
-from abstain.data.decision_log import database
 from abstain.data.decision_log import log as module
 from abstain.data.decision_log.log import DecisionLog
 from abstain.ingest.privacy.policy import Privacy
@@ -33,6 +31,7 @@ TWINS = [
 """Pairs that redaction makes one text of."""
 SLOW = {"+1 2 3 4 5 6 7 ": 20_000, "4111 1111 1111 1111 ": 100_000, "a@b.c ": 100_000}
 """What redaction takes longest for, of the texts that were tried, and characters that take it some 0.3 s."""
+VERDICTS = ("complete", "correct", "truthful")
 MAX_CHARACTERS = 100_000
 """Of the texts of a request."""
 
@@ -66,8 +65,7 @@ def thumb(key: str, **more: Any) -> dict[str, Any]:
 
 
 def review(key: str, **more: Any) -> dict[str, Any]:
-    verdicts = {"complete": True, "correct": True, "truthful": True}
-    return {"feedback_id": key, "interaction_id": "i", **verdicts, **more}
+    return {"feedback_id": key, "interaction_id": "i", **dict.fromkeys(VERDICTS, True), **more}
 
 
 def status(client: GateClient, path: str, body: Any, headers: dict[str, str] | None = None) -> int:
@@ -116,14 +114,12 @@ def test_slow_redaction_delays_no_other_caller(connect: Connect, answers: Answer
 
 def test_long_names_and_texts_are_rejected(connect: Connect, assert_repelled: Count) -> None:
     client, name, text = connect(), "n" * 201, "t" * (MAX_CHARACTERS + 1)
+    fields: dict[str, Any] = dict.fromkeys(("product", "line_of_business", "group", "user", "model"), name)
+    fields |= {"interaction_id": "i" * 1001, "entitlements": [name], "answer": text}
     tried = [
-        *(("/v1/gate", make_gate_body("a", **{field: name})) for field in ("product", "line_of_business", "group")),
-        *(("/v1/gate", make_gate_body("a", **{field: name})) for field in ("user", "model")),
+        *(("/v1/gate", make_gate_body(**{"answer": "a", field: value})) for field, value in fields.items()),
         ("/v1/gate", make_gate_body("a", writer_scores={name: 1.0})),
         ("/v1/gate", make_gate_body("a", writer_scores={str(number): 1.0 for number in range(101)})),
-        ("/v1/gate", make_gate_body("a", entitlements=[name])),
-        ("/v1/gate", make_gate_body("a", interaction_id="i" * 1001)),
-        ("/v1/gate", make_gate_body(text)),
         ("/v1/feedback", thumb("f", comment=text)),
         ("/v1/feedback", thumb("f", user=name)),
         ("/v1/feedback", review("f", reviewer=name)),
@@ -170,8 +166,7 @@ def test_feedback_cannot_be_forged(connect: Connect, assert_repelled: Count) -> 
         *((review(f"sme-{number}", reviewer=f"sme-{number}"), thumbs, 403) for number in range(5)),
         (review("own"), thumbs, 403),
         *((review(f"as-{name}", reviewer=name), ann, 403) for name in ("thumbs", "Ann", "sme-0")),
-        *((review("yes", **{name: "yes"}), ann, 422) for name in ("complete", "correct", "truthful")),
-        *((review("one", **{name: 1}), ann, 422) for name in ("complete", "correct", "truthful")),
+        *((review("words", **{name: word}), ann, 422) for name in VERDICTS for word in ("yes", 1)),
         (review("late", reviewed_at="1999-01-01T00:00:00Z"), ann, 422),
         (review("heavy", inclusion_probability=1e-6), ann, 422),
         (thumb("both", correct=True), thumbs, 422),
@@ -230,50 +225,28 @@ def test_deleted_log_is_counted(
     assert_repelled("deleted log file", times, caplog.text.count("the file was removed or replaced"))
 
 
-@contextmanager
-def junk(log: DecisionLog, file: Path, _: pytest.MonkeyPatch) -> Iterator[None]:
-    delete(file)
-    file.write_bytes(b"junk" * 5000)
-    yield
-    file.unlink()
-
-
-@contextmanager
-def locked(log: DecisionLog, file: Path, patch: pytest.MonkeyPatch) -> Iterator[None]:
-    patch.setattr(database, "_PRAGMAS", ("busy_timeout=1",))
-    log.database.close()
-    with closing(sqlite3.connect(file, isolation_level=None)) as other:
-        other.execute("BEGIN EXCLUSIVE")
-        yield
-        other.execute("ROLLBACK")
-
-
-@pytest.mark.parametrize("spoil", [junk, locked])
 def test_log_that_takes_no_rows_shows_nothing(
-    log_file: Path,
-    connect: Connect,
-    answers: Answers,
-    spoil: Callable[[DecisionLog, Path, pytest.MonkeyPatch], AbstractContextManager[None]],
-    monkeypatch: pytest.MonkeyPatch,
-    assert_repelled: Count,
+    log_file: Path, connect: Connect, answers: Answers, assert_repelled: Count
 ) -> None:
     client = connect(on_unavailable="show")
     assert client.get("/readyz").status_code == 200
     litellm = {"input_type": "response", "litellm_call_id": "c", "texts": [answers[0]]}
-    with spoil(client.service.log, log_file, monkeypatch):
-        wait_until(lambda: client.get("/readyz").status_code == 503)
-        replies = [
-            client.post("/v1/gate", json=make_gate_body(answers[0])),
-            client.post("/v1/gate", json={"call_id": "c", "answer": answers[0]}),
-            client.post("/v1/feedback", json=thumb("f", comment="no")),
-            client.post("/v1/contexts", json=make_registration("c")),
-            client.get("/readyz"),
-            client.post("/beta/litellm_basic_guardrail_api", json=litellm),
-        ]
-        assert "abstain_log_writable 0.0" in client.read_metrics()
+    delete(log_file)
+    log_file.write_bytes(b"junk" * 5000)
+    wait_until(lambda: client.get("/readyz").status_code == 503)
+    replies = [
+        client.post("/v1/gate", json=make_gate_body(answers[0])),
+        client.post("/v1/gate", json={"call_id": "c", "answer": answers[0]}),
+        client.post("/v1/feedback", json=thumb("f", comment="no")),
+        client.post("/v1/contexts", json=make_registration("c")),
+        client.get("/readyz"),
+        client.post("/beta/litellm_basic_guardrail_api", json=litellm),
+    ]
+    assert "abstain_log_writable 0.0" in client.read_metrics()
     assert replies[0].status_code == replies[2].status_code == replies[3].status_code == 503
     assert replies[-1].json()["action"] == "BLOCKED"
     repelled = sum(str(log_file.parent) not in reply.text and '"show":true' not in reply.text for reply in replies)
+    log_file.unlink()
     wait_until(lambda: client.get("/readyz").status_code == 200)
     assert client.decide(**make_gate_body(answers[0]))["show"] is True
-    assert_repelled(f"{spoil.__name__} log", len(replies), repelled)
+    assert_repelled("log of junk", len(replies), repelled)

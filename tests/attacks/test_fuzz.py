@@ -183,11 +183,11 @@ def fuzz_exports(folder: Path, exports: int) -> None:
 
 
 KINDS: dict[str, tuple[Callable[[Path, int], None], int, int]] = {
-    "mutated lines of JSON": (partial(fuzz_files, Mutator.make_json_lines), 200, 10),
-    "mutated CSV files": (partial(fuzz_files, Mutator.make_csv), 200, 10),
-    "mutated Parquet files": (partial(fuzz_files, Mutator.make_parquet), 8, 40),  # a process reads each
-    "mutated documents": (partial(fuzz_files, Mutator.make_document), 200, 10),
-    "mutated exports": (fuzz_exports, 200, 10),
+    "mutated lines of JSON": (partial(fuzz_files, Mutator.make_json_lines), 100, 20),
+    "mutated CSV files": (partial(fuzz_files, Mutator.make_csv), 100, 20),
+    "mutated Parquet files": (partial(fuzz_files, Mutator.make_parquet), 4, 80),  # a process reads each
+    "mutated documents": (partial(fuzz_files, Mutator.make_document), 100, 20),
+    "mutated exports": (fuzz_exports, 100, 20),
 }
 """What makes and ingests so many mutated files in a folder, how many, and how many times as many in the soak."""
 

@@ -21,9 +21,8 @@ __all__ = ["candidates", "first_candidates", "workspace"]
 pytestmark = pytest.mark.heavy
 
 STATE = ("origin.git", "workspace", "kept")
-
-
 Command = Callable[[], object]
+CountKills = Callable[[Command, slice, str], None]
 
 
 class Killed(BaseException):
@@ -35,9 +34,7 @@ class Killer:
 
     def __init__(self, workspace: Plain, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.workspace, self._folder, self._monkeypatch = workspace, folder, monkeypatch
-        for name in STATE:
-            if (folder / name).exists():
-                shutil.copytree(folder / name, folder / "before" / name, symlinks=True)
+        self._copy(folder, folder / "before")
 
     def run(self, command: Command, kill_at: int | None = None) -> list[str]:
         """Run `command`; what it calls, up to the call that is not made any more."""
@@ -58,15 +55,16 @@ class Killer:
             command()
         return calls
 
-    def restore(self) -> None:
+    @staticmethod
+    def _copy(old: Path, new: Path) -> None:
         for name in STATE:
-            shutil.rmtree(self._folder / name, ignore_errors=True)
-            if (self._folder / "before" / name).exists():
-                shutil.copytree(self._folder / "before" / name, self._folder / name, symlinks=True)
+            shutil.rmtree(new / name, ignore_errors=True)
+            if (old / name).exists():
+                shutil.copytree(old / name, new / name, symlinks=True)
 
     def is_done_again(self, command: Command, kill_at: int, live: str) -> bool:
         """Whether `command`, killed and then run again as every command begins, leaves `live` and a whole origin."""
-        self.restore()
+        self._copy(self._folder / "before", self._folder)
         self.run(command, kill_at)
         whole = self._is_whole()
         _synchronize(self.workspace, None)
@@ -91,44 +89,40 @@ class Killer:
         )
 
 
-Kill = tuple[Killer, Command]
-
-
-def count_kills(killer: Killer, command: Command, calls: slice, tried: str, count: Count) -> None:
-    """Kill `command`, which leaves v1.0.0 live, before each of `calls`."""
-    made = killer.run(command)
-    assert made[-2:] == ["dvc push", "git push"]
-    done = [killer.is_done_again(command, number, "v1.0.0") for number in range(len(made))[calls]]
-    count(tried, len(done), sum(done))
-
-
 @pytest.fixture
-def promotes(workspace: Plain, first_candidates: Candidates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kill:
-    """The promotion of the first version."""
+def count_kills(
+    workspace: Plain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, assert_repelled: Count
+) -> CountKills:
+    """Kill a command that leaves v1.0.0 live before each of these of its calls."""
+
+    def count(command: Command, calls: slice, tried: str) -> None:
+        killer = Killer(workspace, tmp_path, monkeypatch)
+        made = killer.run(command)
+        assert made[-2:] == ["dvc push", "git push"]
+        done = [killer.is_done_again(command, number, "v1.0.0") for number in range(len(made))[calls]]
+        assert_repelled(tried, len(done), sum(done))
+
+    return count
+
+
+def test_promotion_killed_at_its_push_is_done_once(first_candidates: Candidates, count_kills: CountKills) -> None:
     first_candidates.write()
-    return Killer(workspace, tmp_path, monkeypatch), first_candidates.promote
+    count_kills(first_candidates.promote, slice(-4, None), "promotions killed at commit or push")
 
 
-@pytest.fixture
-def rolls_back(workspace: Plain, candidates: Candidates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kill:
-    """The roll-back from v1.1.0 to v1.0.0."""
+@pytest.mark.soak(twin="test_promotion_killed_at_its_push_is_done_once")
+def test_promotion_killed_anywhere_is_done_once(first_candidates: Candidates, count_kills: CountKills) -> None:
+    first_candidates.write()
+    count_kills(first_candidates.promote, slice(None), "promotions killed at any call")
+
+
+@pytest.mark.soak(twin="test_promotion_killed_at_its_push_is_done_once")
+def test_roll_back_killed_anywhere_is_done_once(
+    workspace: Plain, candidates: Candidates, count_kills: CountKills, monkeypatch: pytest.MonkeyPatch
+) -> None:
     candidates.write(1.8)
     assert candidates.promote().version == "v1.1.0"
-    monkeypatch.setattr(promotion, "fetch_bundle", lambda *_: Path())
-    monkeypatch.setattr(promotion, "smoke_test", lambda *_: None)
-    return Killer(workspace, tmp_path, monkeypatch), lambda: roll_back(workspace, None, "complaints")
-
-
-def test_promotion_killed_at_its_push_is_done_once(promotes: Kill, assert_repelled: Count) -> None:
-    count_kills(*promotes, slice(-4, None), "promotions killed at commit or push", assert_repelled)
-
-
-@pytest.mark.soak(twin="test_promotion_killed_at_its_push_is_done_once")
-def test_promotion_killed_anywhere_is_done_once(promotes: Kill, assert_repelled: Count) -> None:
-    count_kills(*promotes, slice(None), "promotions killed at any call", assert_repelled)
-
-
-@pytest.mark.soak(twin="test_promotion_killed_at_its_push_is_done_once")
-def test_roll_back_killed_anywhere_is_done_once(rolls_back: Kill, workspace: Plain, assert_repelled: Count) -> None:
-    count_kills(*rolls_back, slice(None), "roll-backs killed at any call", assert_repelled)
+    for name in ("fetch_bundle", "smoke_test"):
+        monkeypatch.setattr(promotion, name, lambda *_: Path())
+    count_kills(lambda: roll_back(workspace, None, "complaints"), slice(None), "roll-backs killed at any call")
     assert workspace.on_origin().blocked == {"v1.1.0": "complaints"}

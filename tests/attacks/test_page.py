@@ -1,4 +1,4 @@
-"""Text of callers on the gate's pages and in Markdown: it stays text."""
+"""Text of callers on the gate's pages: it stays text."""
 
 import re
 from collections.abc import Iterator
@@ -8,13 +8,14 @@ from urllib.parse import quote
 import pytest
 from fastapi.testclient import TestClient
 
-from abstain.core.markdown import bullet_list, escape, paragraph, records_table, to_single_line
 from abstain.serving.service.gate_service import GateService
 from abstain.serving.service.keys import ApiKeys
 from tests.attacks.conftest import Count
 from tests.serving.clients import BASE
 from tests.serving.status_page.builders import make_server
 from tests.serving.status_page.test_page import send
+
+pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
 
 HOSTILE = [
     *("<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "'-alert(1)-'", "javascript:alert(1)"),
@@ -46,7 +47,6 @@ def page(service: GateService) -> Iterator[TestClient]:
         yield opened
 
 
-@pytest.mark.heavy
 def test_pages_run_no_text_of_callers(page: TestClient, assert_repelled: Count) -> None:
     pages = []
     for number, text in enumerate(HOSTILE):
@@ -65,7 +65,6 @@ def test_pages_run_no_text_of_callers(page: TestClient, assert_repelled: Count) 
     assert_repelled("scripts in texts of callers", len(pages), len(held))
 
 
-@pytest.mark.heavy
 def test_server_rejects_forms_of_other_sites(page: TestClient, assert_repelled: Count) -> None:
     token = re.search(r'name="token" value="(\w+)"', page.get("/").text)
     assert token
@@ -82,11 +81,3 @@ def test_server_rejects_forms_of_other_sites(page: TestClient, assert_repelled: 
     rejected = [reply for reply in replies if reply.status_code in (400, 403)]
     held = [reply for reply in rejected if "access-control-allow-origin" not in reply.headers]
     assert_repelled("forms and requests of other sites", len(replies), len(held))
-
-
-def test_markdown_escapes_text_of_callers(assert_repelled: Count) -> None:
-    text = "<img src=x onerror=alert(1)> [x](http://evil/) ![i](http://evil/p.png) `a` | b \x1b[2J \u202e http://evil.example"
-    made = [escape(text), records_table([{"product": text, "n": 1}]), bullet_list([text]), paragraph(text)]
-    held = [part for part in made if not re.search(r"(?<!\\)[<\[]|\x1b|\u202e|(?<!\\)\]\(", part)]
-    assert "\x1b" not in to_single_line(text) and "\u202e" not in to_single_line(text)
-    assert_repelled("HTML, links and control characters in Markdown", len(made), len(held))

@@ -1,5 +1,4 @@
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,24 +24,31 @@ PLACES = ["probe: layer 1, mlp, all chunks", "probe: layer 3, mlp, all chunks", 
 @pytest.fixture
 def params(tmp_path: Path) -> Params:
     shipped = shipped_params()
+    model = str(save_encoder(tmp_path / "judge", "classify", num_labels=1))
+    scorers = {"enabled": ("entropy", "context_gain", "entailment"), "entailment_model": model}
     changes = {
         "llm": make_params(save_tiny_model(tmp_path / "tiny-bank"), layer=1, site="mlp"),
-        "scorers": shipped.scorers.model_copy(update={"enabled": ("entropy", "context_gain", "entailment")}),
+        "scorers": shipped.scorers.model_copy(update=scorers),
         "sweep": shipped.sweep.model_copy(update={"layers": (3,), "sites": ("mlp",), "contexts": (1,)}),
         "perturbation": shipped.perturbation.model_copy(update={"tokens": 3, "n_copies": 1}),
     }
     return shipped.model_copy(update=changes)
 
 
-def test_measure_latencies_times_every_scorer(params: Params, settings: Settings) -> None:
-    seen: list[tuple[int, int]] = []
-    found = measure_latencies(params, settings, [SHORT], lambda done, total: seen.append((done, total)))
-    assert list(found) == [*PLACES, "entropy", "context_gain", "perturbation", "regressors", "fusion"]
-    assert all(0 < of.mean == of.p99 for of in found.values()), "one answer, so both are the same"
-    assert seen == [(at, len(found)) for at in range(len(found) + 1)]
+def test_measure_latencies_times_every_scorer(
+    params: Params, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    compute = Entailment._compute
+    monkeypatch.setattr(Entailment, "_compute", lambda self, pairs: calls.append(len(pairs)) or compute(self, pairs))
+    found = measure_latencies(params, settings, [LONG, SHORT])
+    scorers = ["entropy", "context_gain", "entailment", "perturbation", "regressors", "fusion"]
+    assert list(found) == [*PLACES, *scorers]
+    assert all(0 < of.mean == of.p99 for of in found.values()), "one answer fits, so both are the same"
+    assert calls == [1] * 4, "twice alone and twice in the fusion, never from the cache"
     assert not Path(settings.features).exists(), "the team's own cache is neither read nor written"
-    none = params.model_copy(update={"regressors": params.regressors.model_copy(update={"kinds": ()})})
-    assert list(measure_latencies(none, settings, [SHORT])) == [*PLACES, "entropy", "context_gain", "fusion"]
+    with pytest.raises(AbstainError, match="no answer to time fits"):
+        measure_latencies(params, settings, [LONG])
 
 
 def test_latency_p99_of_few_times_is_the_longest() -> None:
@@ -51,38 +57,14 @@ def test_latency_p99_of_few_times_is_the_longest() -> None:
 
 
 @pytest.mark.heavy
-def test_measure_latencies_shares_nothing_between_answers(params: Params, settings: Settings, monkeypatch: Any) -> None:
+def test_measure_latencies_shares_nothing_between_answers(
+    params: Params, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engines: list[Engine] = []
-    monkeypatch.setattr(
-        Engine, "run", lambda self, asked, tell=None, run=Engine.run: engines.append(self) or run(self, asked)
-    )
+    run = Engine.run
+    monkeypatch.setattr(Engine, "run", lambda self, asked, tell=None: engines.append(self) or run(self, asked))
     tokens = []
     for rows in range(1, 4):
         measure_latencies(params, settings, [SHORT] * rows)
         tokens.append(engines[-1].stats.forward_tokens)
     assert tokens[2] - tokens[1] == tokens[1] - tokens[0] > 0, "an equal answer costs as much again"
-
-
-def test_measure_latencies_includes_auxiliary_models(
-    params: Params, settings: Settings, tmp_path: Path, monkeypatch: Any
-) -> None:
-    model = str(save_encoder(tmp_path / "judge", "classify", num_labels=1))
-    none = params.regressors.model_copy(update={"kinds": ()})
-    scorers = params.scorers.model_copy(update={"enabled": ("entailment",), "entailment_model": model})
-    calls: list[int] = []
-    monkeypatch.setattr(
-        Entailment,
-        "_compute",
-        lambda self, pairs, own=Entailment._compute: calls.append(len(pairs)) or own(self, pairs),
-    )
-    found = measure_latencies(
-        params.model_copy(update={"scorers": scorers, "regressors": none}), settings, [SHORT, SHORT]
-    )
-    assert list(found) == [*PLACES, "entailment", "fusion"]
-    assert calls == [1] * 6, "the first answer twice and the second once, alone and in the fusion, never from the cache"
-
-
-def test_measure_latencies_skips_too_long_answers(params: Params, settings: Settings) -> None:
-    assert measure_latencies(params, settings, [LONG, SHORT])
-    with pytest.raises(AbstainError, match="no answer to time fits"):
-        measure_latencies(params, settings, [LONG])

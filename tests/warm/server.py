@@ -19,39 +19,17 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
+import psutil
+
 MOST_FILES = 64
 
 LIBRARIES = (
-    *(
-        "numpy",
-        "pandas",
-        "pyarrow.parquet",
-        "pyarrow.dataset",
-        "scipy.optimize",
-        "scipy.stats",
-        "yaml",
-        "rich.progress",
-    ),
-    *(
-        "sklearn.linear_model",
-        "sklearn.ensemble",
-        "sklearn.model_selection",
-        "sklearn.isotonic",
-        "sklearn.decomposition",
-    ),
-    *("torch", "transformers.models.llama.modeling_llama", "transformers.models.auto", "safetensors.torch", "onnx"),
-    *("onnxruntime", "onnxscript", "torch.onnx", "skl2onnx", "great_expectations", "venn_abers"),
-    *("presidio_analyzer", "torchmetrics.text", "rouge_score.rouge_scorer", "matplotlib.figure", "markdown_it"),
-    *("pydantic_settings", "typer", "httpx", "anyio", "fastapi", "uvicorn", "sqlalchemy.ext.asyncio", "jinja2"),
-    *(
-        "dvc.cli",
-        "dvc.cli.parser",
-        "dvc.repo",
-        "dvc.commands.repro",
-        "dvc.stage",
-        "dvc.repo.reproduce",
-        "dvc_data.index",
-    ),
+    "numpy pandas pyarrow.parquet pyarrow.dataset scipy.optimize scipy.stats yaml rich.progress sklearn.linear_model "
+    "sklearn.ensemble sklearn.model_selection sklearn.isotonic sklearn.decomposition torch transformers.models.auto "
+    "transformers.models.llama.modeling_llama safetensors.torch onnx onnxruntime onnxscript torch.onnx skl2onnx "
+    "great_expectations venn_abers presidio_analyzer torchmetrics.text rouge_score.rouge_scorer matplotlib.figure "
+    "markdown_it pydantic_settings typer httpx anyio fastapi uvicorn sqlalchemy.ext.asyncio jinja2 dvc.cli "
+    "dvc.cli.parser dvc.repo dvc.commands.repro dvc.stage dvc.repo.reproduce dvc_data.index"
 )
 """What the commands import of other people's code."""
 PREFECT = ("prefect.flows", "prefect.artifacts", "prefect.client.orchestration", "prefect.server.api.server")
@@ -80,7 +58,7 @@ class SetAside(MetaPathFinder, Loader):
 
 def main(folder: Path, owner: int) -> None:
     os.environ["PREFECT_HOME"] = str(folder / "prefect")
-    for name in (*LIBRARIES, *PREFECT):
+    for name in (*LIBRARIES.split(), *PREFECT):
         with suppress(ImportError):
             importlib.import_module(name)
     sys.meta_path.insert(0, SetAside())
@@ -91,7 +69,7 @@ def main(folder: Path, owner: int) -> None:
         listener.listen(64)
         (folder / "starting").rename(folder / "socket")
         listener.settimeout(2)
-        while _lives(owner):
+        while psutil.pid_exists(owner):
             with suppress(TimeoutError):
                 client, _ = listener.accept()
                 with client:
@@ -99,14 +77,6 @@ def main(folder: Path, owner: int) -> None:
                         listener.close()
                         client.settimeout(None)
                         _serve(client, folder)
-
-
-def _lives(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def _serve(client: socket.socket, folder: Path) -> None:
