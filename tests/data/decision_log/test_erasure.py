@@ -6,7 +6,6 @@ import pytest
 from sqlalchemy import Connection, select
 
 from abstain.core.codes import Code
-from abstain.core.errors import AbstainError
 from abstain.data.decision_log import queries
 from abstain.data.decision_log.calls import RegisteredCall
 from abstain.data.decision_log.database import LogDatabase
@@ -161,15 +160,3 @@ def test_purge_expired_texts_removes_digests_of_other_input(tmp_path: Path) -> N
         assert connection.scalars(select(DECISIONS.c.digest)).all() == [None]
     assert record(log, states, decision("old")) == [Code.ID_IN_USE] * 2
     log.close()
-
-
-def test_open_existing_without_a_log_is_none(tmp_path: Path) -> None:
-    assert LogDatabase.open_existing(url_of(tmp_path)) is None
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_open_existing_damaged_file_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "decisions.sqlite").write_bytes(b"damaged" * 1000)
-    with pytest.raises(AbstainError) as error:
-        LogDatabase.open_existing(url_of(tmp_path))
-    assert error.value.code is Code.NO_SERVICE
