@@ -24,13 +24,7 @@ LABELS = LabelParams(
     refusals=("[Unanswerable", "I don't know"),
 )
 BY_GROUP = SplitParams(
-    by="group",
-    seed=11,
-    validation=0.25,
-    holdout=0.25,
-    holdout_from=None,
-    holdout_frozen_at=FROZEN,
-    max_component=0.05,
+    by="group", seed=11, validation=0.25, holdout=0.25, holdout_from=None, holdout_frozen_at=FROZEN, max_component=0.05
 )
 OPENS = datetime(2026, 9, 15, tzinfo=UTC)
 BY_TIME = BY_GROUP.model_copy(update={"by": "time", "holdout_from": OPENS})
@@ -41,15 +35,11 @@ REVIEW = ("interaction_id", "reviewed_at", "reviewer", "complete", "correct", "t
 
 
 def interactions(rows: Sequence[Interaction], batch: str = "000001") -> pd.DataFrame:
-    frame = _frame((_optional(row) | {"group": row.split_group, "batch": batch} for row in rows), INTERACTION)
-    frame = frame.astype({"propensity": "float64"})
+    own = ({**row.model_dump(), "display": row.display, "propensity": row.propensity} for row in rows)  # also if absent
+    fields = (one | {"group": row.split_group, "batch": batch} for one, row in zip(own, rows, strict=True))
+    frame = _frame(fields, INTERACTION).astype({"propensity": "float64"})
     frame["refusal"] = [is_refusal(row.answer, LABELS.refusals) for row in rows]
     return frame.join(find_near_duplicates([rows]), on="interaction_id")
-
-
-def _optional(row: Interaction) -> dict[str, Any]:
-    """With the fields, too, that are left out where they are empty."""
-    return {**row.model_dump(), "display": row.display, "propensity": row.propensity}
 
 
 def thumbs(rows: Iterable[Thumb]) -> pd.DataFrame:
