@@ -1,15 +1,13 @@
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from abstain.core.codes import Code
 from abstain.core.contracts import Context
@@ -18,7 +16,7 @@ from abstain.data.decision_log import log as module
 from abstain.data.decision_log import queries, writes
 from abstain.data.decision_log.calls import RegisteredCall
 from abstain.data.decision_log.database import LogDatabase
-from abstain.data.decision_log.decisions import SamplingRates, make_decision_row
+from abstain.data.decision_log.decisions import LoggedDecision, SamplingRates, make_decision_row
 from abstain.data.decision_log.log import DecisionLog, LogQueueFull
 from tests.data.decision_log.builders import (
     AT,
@@ -81,14 +79,35 @@ def test_record_decision_sets_display_and_propensity(
     assert (row.display, row.propensity) == (display, propensity)
 
 
-def test_record_decision_repeated_keeps_the_first(log: DecisionLog) -> None:
-    repeated = decision(shown=False, confidence=0.1, duration_ms=9.0, interaction=interaction(asked_at=AT))
-    others = decision(interaction=interaction(answer="Ten euros.")), decision(interaction=None)
-    outcomes = record(log, decision(), repeated, *others)
-    assert outcomes == ["recorded", "duplicate", Code.ID_IN_USE, Code.ID_IN_USE]
-    expected = decision(interaction=interaction(display="shown", propensity=1.0))
-    assert queries.get_decision(log.database, "i-1").decision == expected
-    assert queries.count_decisions(log.database) == ONE_SHOWN
+REPEATED = decision(shown=False, confidence=0.1, duration_ms=9.0, interaction=interaction(asked_at=AT))
+TEN = decision(interaction=interaction(answer="Ten euros."))
+BARE, OTHER = (decision(interaction=None, input_sha256=digest) for digest in ("5e", "ed"))
+NEW, SAME, USED = "recorded", "duplicate", Code.ID_IN_USE
+
+
+@pytest.mark.parametrize("queued", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "outcomes", "kept"),
+    [
+        ([decision(), REPEATED, TEN, BARE], [NEW, SAME, USED, USED], 0),
+        ([BARE, BARE, OTHER, decision()], [NEW, SAME, USED, USED], 0),
+        ([UNAVAILABLE, replace(UNAVAILABLE, duration_ms=9.0)], [NEW, NEW], 1),
+        ([UNAVAILABLE, BARE, OTHER, UNAVAILABLE], [NEW, NEW, USED, USED], 1),
+        ([UNAVAILABLE, decision(), decision(), TEN, UNAVAILABLE], [NEW, NEW, SAME, USED, USED], 1),
+        ([replace(UNAVAILABLE, input_sha256="5e"), OTHER], [NEW, USED], 0),
+        ([decision(shown=False, decision="unavailable"), decision()], [NEW, SAME], 0),
+    ],
+)
+def test_record_decision_keeps_the_first_of_any_input(
+    log: DecisionLog, rows: list[LoggedDecision], outcomes: list[Any], kept: int, queued: bool
+) -> None:
+    with block_writer(log) if queued else nullcontext():
+        futures = [log.record_decision(row) for row in rows]
+    assert [get_outcome(future) for future in futures] == outcomes
+    details = queries.get_decision(log.database, "i-1")
+    assert replace(details.decision, interaction=None) == replace(rows[kept], interaction=None, input_sha256=None)
+    assert details.text_state == ("kept" if rows[kept].interaction else "none")
+    assert sum(queries.count_decisions(log.database).values()) == 1 + queued
 
 
 def test_digests_are_of_unredacted_texts_and_the_key(tmp_path: Path) -> None:
@@ -109,39 +128,6 @@ def test_digests_are_of_unredacted_texts_and_the_key(tmp_path: Path) -> None:
         assert record(other, first) == [Code.ID_IN_USE]
 
 
-def test_record_decision_without_texts_compares_input_digests(log: DecisionLog) -> None:
-    first, second = (decision(interaction=None, input_sha256=digest) for digest in ("5e", "ed"))
-    outcomes = record(log, first, first, second, decision())
-    assert outcomes == ["recorded", "duplicate", Code.ID_IN_USE, Code.ID_IN_USE]
-    details = queries.get_decision(log.database, "i-1")
-    assert (details.text_state, details.decision.interaction) == ("none", None)
-
-
-def test_record_decision_replaces_one_without_any_input(log: DecisionLog) -> None:
-    slower = replace(UNAVAILABLE, duration_ms=9.0)
-    assert record(log, UNAVAILABLE, slower) == ["recorded", "recorded"]
-    assert queries.get_decision(log.database, "i-1").decision == slower
-    first, second = (decision(interaction=None, input_sha256=digest) for digest in ("5e", "ed"))
-    assert record(log, first, second, UNAVAILABLE) == ["recorded", Code.ID_IN_USE, Code.ID_IN_USE]
-    assert queries.get_decision(log.database, "i-1").decision.decision == "show"
-    assert queries.count_decisions(log.database) == ONE_SHOWN
-
-
-def test_record_decision_keeps_unavailable_ones_with_input(log: DecisionLog) -> None:
-    first, second = replace(UNAVAILABLE, input_sha256="5e"), decision(interaction=None, input_sha256="ed")
-    assert record(log, first, second) == ["recorded", Code.ID_IN_USE]
-    assert record(log, decision("i-2", False, decision="unavailable"), decision("i-2")) == ["recorded", "duplicate"]
-
-
-def test_record_decision_compares_queued_rows_in_order(log: DecisionLog) -> None:
-    rows = [UNAVAILABLE, decision(), decision(), decision(interaction=interaction(answer="Ten euros.")), UNAVAILABLE]
-    with block_writer(log):
-        futures = [log.record_decision(row) for row in rows]
-    outcomes = ["recorded", "recorded", "duplicate", Code.ID_IN_USE, Code.ID_IN_USE]
-    assert [get_outcome(future) for future in futures] == outcomes
-    assert queries.count_decisions(log.database) == {**ONE_SHOWN, "show": 2}
-
-
 def test_record_feedback_is_recorded_once_by_its_id(log: DecisionLog) -> None:
     rows = [("f-1", "good", 1), ("f-1", "good", 2), ("f-1", "bad", 1), ("f-2", "good", 1)]
     futures = [log.record_feedback(name, feedback(comment=text, days=days)) for name, text, days in rows]
@@ -158,7 +144,7 @@ def test_record_decision_invalid_rows_fail_alone(log: DecisionLog) -> None:
     assert [key for key in "abc" if queries.get_decision(log.database, key)] == ["a", "c"]
 
 
-def test_record_decision_failed_redaction_fails_its_row(tmp_path: Path) -> None:
+def test_record_decision_failed_redaction_or_id_fails_its_row(tmp_path: Path) -> None:
     def redact(row: Any) -> Any:
         if row.interaction_id == "b":
             raise AbstainError(Code.NO_PACKAGE, "no pipeline")
@@ -167,6 +153,8 @@ def test_record_decision_failed_redaction_fails_its_row(tmp_path: Path) -> None:
     with closing(open_log(url_of(tmp_path), redact=redact)) as log:
         with pytest.raises(AbstainError, match="no pipeline"):
             log.record_decision(decision("b"))
+        with pytest.raises(ValueError, match="has its id"):
+            log.record_decision(decision("i-1", interaction=interaction("i-2")))
         assert record(log, decision("a")) == ["recorded"]
 
 
@@ -209,11 +197,6 @@ def test_record_decision_cancelled_is_not_recorded(log: DecisionLog) -> None:
     log.record_decision(decision("c"), cancelled)
     assert record(log, decision("d")) == ["recorded"]
     assert [key for key in ("first", "b", "c") if queries.get_decision(log.database, key)] == ["first"]
-
-
-def test_record_decision_rejects_another_interactions_id(log: DecisionLog) -> None:
-    with pytest.raises(ValueError, match="has its id"):
-        log.record_decision(decision("i-1", interaction=interaction("i-2")))
 
 
 # Calls
@@ -281,38 +264,22 @@ def test_list_withheld_is_newest_first(log: DecisionLog) -> None:
     assert [row.interaction_id for row in queries.list_withheld(log.database, 2)] == ["i-5", "i-3"]
 
 
-@given(st.lists(st.tuples(st.integers(0, 59), st.sampled_from(["show", "abstain", "unavailable"]), st.floats(0, 1e6))))
-def test_count_by_interval_equals_the_rows(tmp_path_factory: pytest.TempPathFactory, rows: list[Any]) -> None:
-    log = open_log(url_of(tmp_path_factory.mktemp("log")))
-    for number, (minute, kind, duration_ms) in enumerate(rows):
-        changes = {"decided_at": AT + timedelta(minutes=minute), "decision": kind, "duration_ms": duration_ms}
-        log.record_decision(decision(f"i-{number}", interaction=None, **changes))
-    log.record_decision(decision("before", decided_at=AT - timedelta(microseconds=1)))
-    log.record_decision(decision("after", decided_at=AT + timedelta(hours=1))).result()
-    steps = queries.count_by_interval(log.database, AT, AT + timedelta(hours=1), timedelta(minutes=15))
-    log.close()
-    expected = []
-    for quarter in range(4):
-        durations = sorted(duration_ms for minute, _, duration_ms in rows if minute // 15 == quarter)
-        kinds = [kind for minute, kind, _ in rows if minute // 15 == quarter]
-        if durations:
-            counts = (*map(kinds.count, ("show", "abstain", "unavailable")), len(kinds))
-            p50, p99 = (approx(durations[-(-len(durations) * percent // 100) - 1]) for percent in (50, 99))
-            expected.append((AT + quarter * timedelta(minutes=15), *counts, p50, p99))
-    assert [
-        (row.start, row.show, row.abstain, row.unavailable, row.shown, row.p50_ms, row.p99_ms) for row in steps
-    ] == (expected)
-
-
-def approx(duration_ms: float) -> Any:
+def test_count_by_interval_equals_the_rows(log: DecisionLog) -> None:
     """Durations are rounded to 0.1 ms below 100, to 1 below 1,000, else to 10."""
-    return pytest.approx(duration_ms, abs=0.0501 if duration_ms < 100 else 0.501 if duration_ms < 1000 else 5.01)
-
-
-def test_count_by_interval_counts_shown_without_a_decision(log: DecisionLog) -> None:
-    record(log, *(decision(f"i-{number}", number < 2, decision="unavailable") for number in range(3)))
-    (step,) = queries.count_by_interval(log.database, AT, AT + timedelta(hours=1), timedelta(hours=1))
-    assert (step.show, step.unavailable, step.shown) == (0, 3, 2)
+    rows = [(0, "show", True, 3.14159), (14, "abstain", False, 120.4), (15, "unavailable", True, 12345.6)]
+    rows += [(59, "unavailable", False, float(number)) for number in range(1, 100)]
+    rows += [(at, "show", True, 1.0) for at in (-1e-6, 60)]  # before and after
+    for number, (minute, kind, shown, duration_ms) in enumerate(rows):
+        decided_at = AT + timedelta(minutes=minute)
+        record(log, decision(f"i-{number}", shown, decision=kind, decided_at=decided_at, duration_ms=duration_ms))
+    steps = queries.count_by_interval(log.database, AT, AT + timedelta(hours=1), timedelta(minutes=15))
+    assert [
+        (row.start - AT, row.show, row.abstain, row.unavailable, row.shown, row.p50_ms, row.p99_ms) for row in steps
+    ] == [
+        (timedelta(0), 1, 1, 0, 1, 3.1, 120),
+        (timedelta(minutes=15), 0, 0, 1, 1, 12350, 12350),
+        (timedelta(minutes=45), 0, 0, 99, 0, 50, 99),
+    ]
     with pytest.raises(ValueError, match="above 0"):
         queries.count_by_interval(log.database, AT, AT, timedelta(0))
 

@@ -1,4 +1,3 @@
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from abstain.core.codes import Code
@@ -14,13 +13,9 @@ ALARMS = (
 )
 
 
-def make_window(
-    start: int, end: int, version: str = "v1.0.0", decisions: int = 300, **changes: object
-) -> MonitoringWindow:
-    made = MonitoringWindow(
-        version, START + start * DAY, START + end * DAY, make_window_statistics(decisions=decisions)
-    )
-    return replace(made, **changes)
+def make_window(start: int, end: int, version: str = "v1.0.0", **changes: object) -> MonitoringWindow:
+    fields = {"statistics": make_window_statistics(decisions=300), **changes}
+    return MonitoringWindow(version, START + start * DAY, START + end * DAY, **fields)
 
 
 def test_read_windows_returns_written_ones_oldest_first(log: DecisionLog) -> None:
@@ -37,7 +32,7 @@ def test_read_windows_returns_written_ones_oldest_first(log: DecisionLog) -> Non
 def test_write_windows_replaces_later_ones_of_the_version(log: DecisionLog) -> None:
     database = log.database
     write_windows(database, [make_window(0, 3), make_window(3, 4), make_window(4, 8), make_window(3, 4, "v2.0.0")])
-    write_windows(database, [make_window(3, 5, decisions=400), make_window(5, 8)])
+    write_windows(database, [make_window(3, 5, statistics=make_window_statistics(decisions=400)), make_window(5, 8)])
     rows = [((each.start - START).days, each.version, each.statistics.decisions) for each in read_windows(database)]
     assert sorted(rows) == [(0, "v1.0.0", 300), (3, "v1.0.0", 400), (3, "v2.0.0", 300), (5, "v1.0.0", 300)]
     write_windows(database, [])
