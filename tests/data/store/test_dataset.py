@@ -118,16 +118,9 @@ def test_make_record_identity_by_contract() -> None:
 def test_data_store_missing_folder_has_no_rows(tmp_path: Path) -> None:
     store = DataStore(tmp_path / "nowhere")
     documents = read_documents(store.list_document_files())
-    rows = (
-        store.iter_rows(Interaction),
-        documents,
-        store.iter_chunks(),
-        store.read_batches(),
-        store.list_pending_files(),
-    )
-    assert [len(list(each)) for each in rows] == [0] * 5
-    assert (len(store.build_key_index()), store.read_source_state("inbox")) == (0, {})
-    assert read_frames(store).interactions.empty
+    assert not [*store.iter_rows(Interaction), *documents, *store.iter_chunks(), *store.read_batches()]
+    assert not store.list_pending_files() and store.read_source_state("inbox") == {}
+    assert len(store.build_key_index()) == 0 and read_frames(store).interactions.empty
     with pytest.raises(AbstainError) as caught:
         store.require_interactions()
     assert caught.value.code == Code.NO_ROWS and not (tmp_path / "nowhere").exists()
@@ -170,13 +163,12 @@ def test_read_documents_html_is_unchanged_if_named_by_its_id(tmp_path: Path) -> 
         b'<html><head><title>Fees</title><meta name="doc_id" content="fees">'
         b'<meta name="updated_at" content="2026-08-01T00:00:00Z"></head><body><h1>Card</h1><p>No fee.</p></body></html>'
     )
+    store = DataStore(tmp_path / "data")
     add_batch(tmp_path / "data", FIRST, {"documents/fees.html": page})
-    assert list(read_documents(DataStore(tmp_path / "data").list_document_files())) == [
-        parse_document(page, "fees.html")
-    ]
+    assert list(read_documents(store.list_document_files())) == [parse_document(page, "fees.html")]
     add_batch(tmp_path / "data", SECOND, {"documents/tariff.md": markdown().encode()})
     with pytest.raises(AbstainError, match=r"rename it to fees\.md"):
-        list(read_documents(DataStore(tmp_path / "data").list_document_files()))
+        list(read_documents(store.list_document_files()))
 
 
 def test_read_lines_skips_blank_lines(tmp_path: Path) -> None:

@@ -37,9 +37,12 @@ rows = st.lists(st.tuples(st.sampled_from([f"g{n}" for n in range(12)]) | st.tex
 
 
 def split(rows: Rows, params: SplitParams) -> list[str]:
-    groups = pd.Series([group for group, _ in rows], dtype="str")
-    asked_at = pd.Series([asked_at for _, asked_at in rows], dtype="datetime64[us, UTC]")
-    return assign_splits(groups, asked_at, params).tolist()
+    index = pd.RangeIndex(7, 7 + len(rows))
+    groups = pd.Series([group for group, _ in rows], index, dtype="str")
+    asked_at = pd.Series([asked_at for _, asked_at in rows], index, dtype="datetime64[us, UTC]")
+    found = assign_splits(groups, asked_at, params)
+    assert found.index.equals(index)
+    return found.tolist()
 
 
 def part(split: str) -> str:
@@ -112,28 +115,21 @@ def test_assign_splits_sample_is_fixed() -> None:
     assert hashlib.sha256(json.dumps(pairs).encode()).hexdigest() == SAMPLE_DIGEST
 
 
-def test_assign_splits_freezing_moment_is_newest() -> None:
-    group = next(f"g{n}" for n in range(100) if hash_to_unit_interval(11, f"g{n}") < 0.25)
-    assert split([(group, FROZEN), (group, FROZEN - timedelta(seconds=1))], BY_GROUP) == ["newest", "holdout"]
-    assert split([("a", FROZEN), ("b", OPENS)], BY_TIME) == ["newest", "holdout"]
-
-
-def test_assign_splits_refilled_holdout() -> None:
-    group = next(f"g{n}" for n in range(100) if hash_to_unit_interval(11, f"g{n}") < 0.25)
-    other = next(f"g{n}" for n in range(100) if hash_to_unit_interval(11, f"g{n}") > 0.75)
-    refilled = BY_GROUP.model_copy(update={"holdout_from": FROZEN, "holdout_frozen_at": FROZEN + timedelta(days=30)})
+def test_assign_splits_at_the_freezing_moment_and_refilled() -> None:
+    names = [f"g{n}" for n in range(100)]
+    group, other = (next(n for n in names if low < hash_to_unit_interval(11, n) < low + 0.25) for low in (0, 0.75))
     days = [FROZEN - timedelta(seconds=1), FROZEN, FROZEN + timedelta(days=30)]
+    assert split([(group, day) for day in days], BY_GROUP) == ["holdout", "newest", "newest"]
+    assert split([("a", FROZEN), ("b", OPENS)], BY_TIME) == ["newest", "holdout"]
+    refilled = BY_GROUP.model_copy(update={"holdout_from": FROZEN, "holdout_frozen_at": days[2]})
     assert split([(group, day) for day in days], refilled) == ["excluded", "holdout", "newest"]
     assert split([(other, day) for day in days], refilled) == ["train"] * 3
 
 
-@pytest.mark.parametrize("opens", [None, FROZEN, FROZEN + timedelta(days=1)])
-def test_split_params_empty_window_raises(opens: datetime | None) -> None:
-    with pytest.raises(ValueError, match="by: time needs a holdout_from before holdout_frozen_at"):
-        SplitParams(**{**BY_TIME.model_dump(), "holdout_from": opens})
-
-
-def test_split_params_by_time_ignores_holdout_fraction() -> None:
+def test_split_params_empty_window_or_training_raises() -> None:
+    for opens in (None, FROZEN, FROZEN + timedelta(days=1)):
+        with pytest.raises(ValueError, match="by: time needs a holdout_from before holdout_frozen_at"):
+            SplitParams(**{**BY_TIME.model_dump(), "holdout_from": opens})
     assert SplitParams(**{**BY_TIME.model_dump(), "holdout": 0.9}).by == "time"
     with pytest.raises(ValueError, match="leave nothing to train on"):
         SplitParams(**{**BY_GROUP.model_dump(), "holdout": 0.9})

@@ -61,7 +61,7 @@ def test_write_table_round_trip_as_numpy_arrays(
     rows = make_rows(lengths, dtype, width)
     order = list(range(len(rows)))
     random.shuffle(order)
-    table = StateTable(write(file, rows, order, model))
+    table = StateTable(write(file, [row.T.contiguous().T for row in rows], order, model))
     assert are_equal(list(table), [row.float() for row in rows])
     assert all(row.dtype == torch.float32 for row in table)
     assert (table.lengths.tolist(), table.width, table.model) == (lengths, width, model)
@@ -99,13 +99,6 @@ def test_write_table_empty_rows_are_optional(file: Path, tmp_path: Path) -> None
     assert [tuple(row.shape) for row in nothing] == [(0, D), (0, D)]
 
 
-def test_write_table_noncontiguous_rows(file: Path) -> None:
-    wide = torch.randn(3, 2 * D)
-    write_table(file, [3, D], 3, torch.float32, [(1, torch.ones(3, D).T), (0, wide[:, 1:4])], "m")
-    table = StateTable(file)
-    assert torch.equal(table[0], wide[:, 1:4]) and torch.equal(table[1], torch.ones(D, 3))
-
-
 @pytest.mark.parametrize(
     ("arriving", "problem"),
     [
@@ -124,14 +117,10 @@ def test_write_table_misfit_row_raises_keeps_old_file(
     before = write(file).read_bytes()
     with pytest.raises(ValueError, match=problem):
         write_table(file, [2, 2], D, torch.float32, arriving, "m")
+    with pytest.raises(ValueError, match="torch.float64"):
+        write_table(file, [2, 2], D, torch.float64, arriving, "m")
     assert [path.name for path in file.parent.iterdir()] == [file.name]
     assert file.read_bytes() == before
-
-
-def test_write_table_other_dtype_raises(file: Path) -> None:
-    with pytest.raises(ValueError, match="torch.float64"):
-        write(file, make_rows(LENGTHS, torch.float64))
-    assert not file.parent.exists()
 
 
 @pytest.mark.parametrize(
@@ -181,8 +170,13 @@ def test_state_table_reads_opened_file(file: Path) -> None:
     table, changed = StateTable(write(file)), [-row for row in ROWS]
     file.with_name(f".{file.name}.part").write_bytes(bytes(10_000))  # what a killed process has left
     write(file, changed)
-    assert are_equal(list(table), ROWS) and are_equal(list(StateTable(file)), changed)
     assert list(file.parent.iterdir()) == [file]
+    newer = StateTable(file)
+    assert are_equal(list(table), ROWS) and are_equal(list(newer), changed)
+    os.truncate(file, file.stat().st_size - 8)
+    assert torch.equal(newer[0], changed[0])
+    with pytest.raises(AbstainError, match="no readable table"):
+        newer[5]
 
 
 def change_array(number: int, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[bytes], bytes]:
@@ -229,14 +223,6 @@ def test_state_table_damaged_file_raises(file: Path, damage: str) -> None:
         StateTable(file)
 
 
-def test_state_table_file_cut_while_open_raises(file: Path) -> None:
-    table = StateTable(write(file))
-    os.truncate(file, file.stat().st_size - 8)
-    assert torch.equal(table[0], ROWS[0])
-    with pytest.raises(AbstainError, match="no readable table"):
-        table[5]
-
-
 WALK = """
 import json, resource, sys
 from pathlib import Path
@@ -250,6 +236,26 @@ def resident():
     highest[0] = max(highest[0], now)
     return now
 
+def measure(work):
+    highest[0] = 0
+    work()
+    return highest[0] - start
+
+def arriving():
+    for index in reversed(range(rows)):
+        resident()
+        yield index, row
+
+def walk():
+    for at in range(0, rows, 32):
+        batch = table[at : at + 32]
+        resident()
+
+def watched():
+    for state in table.subset(range(0, rows, 4)):
+        resident()
+        yield state
+
 rows, length, width = 2000, 13, 4096  # 203 MiB
 file, highest = Path(sys.argv[1]), [0]
 torch.set_num_threads(1)
@@ -257,30 +263,10 @@ row = torch.ones(length, width).bfloat16()
 probe = LSTMProbe(width, 8, 0.0)
 predict_logits(probe, [row.float()] * 300)
 start = resident()
-
-def arriving():
-    for index in reversed(range(rows)):
-        resident()
-        yield index, row
-
-write_table(file, [length] * rows, width, torch.bfloat16, arriving(), "m")
-wrote, highest[0] = highest[0], 0
+grew = [measure(lambda: write_table(file, [length] * rows, width, torch.bfloat16, arriving(), "m"))]
 table = StateTable(file)
-for at in range(0, rows, 32):
-    batch = table[at : at + 32]
-    resident()
-walked, highest[0] = highest[0], 0
-
-def watched():
-    for state in table.subset(range(0, rows, 4)):
-        resident()
-        yield state
-
-probe.fit_standardization(watched())
-standardized, highest[0] = highest[0], 0
-predict_logits(probe, watched())
-print(json.dumps({"size": file.stat().st_size, "wrote": wrote - start, "walked": walked - start,
-                  "standardized": standardized - start, "predicted": highest[0] - start}))
+grew += [measure(walk), measure(lambda: probe.fit_standardization(watched()))]
+print(json.dumps([file.stat().st_size, *grew, measure(lambda: predict_logits(probe, watched()))]))
 """
 
 
@@ -293,11 +279,10 @@ def test_state_table_memory_is_bounded_by_batch(tmp_path: Path) -> None:
     )
     (tmp_path / "big").unlink(missing_ok=True)
     assert done.returncode == 0, done.stderr
-    grew = json.loads(done.stdout)
-    assert grew["size"] > 200 * 2**20
-    for step in ("wrote", "walked", "standardized"):
-        assert grew[step] < 32 * 2**20, grew
-    assert grew["predicted"] < 128 * 2**20, grew  # a batch of 256 rows in float32 is 54 MB
+    size, wrote, walked, standardized, predicted = json.loads(done.stdout)
+    assert size > 200 * 2**20
+    assert max(wrote, walked, standardized) < 32 * 2**20, done.stdout
+    assert predicted < 128 * 2**20, "a batch of 256 rows in float32 is 54 MB"
 
 
 @pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="the system does not say what is read")

@@ -4,8 +4,6 @@ import re
 
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from abstain.data.labels.contradictions import Contradiction, Contradictions
 from abstain.data.validation.quality import compute_text_digest, compute_text_digests, validate_training
@@ -47,14 +45,9 @@ def test_compute_text_digest_depends_on_words_only() -> None:
     assert fee == digest("What is  the FEE", "it's 5 €!", "other") == digest("What is the fee?", "It\u2019s ５ €.")
     assert fee != digest("What is the fee?", "It's 6 €.")
     assert digest("a", "b c") != digest("a b", "c")
-    digests = compute_text_digests([interaction("i-1", question="a", answer="b c"), interaction("i-2", answer="x")])
-    assert digests.dtype == "int64" and digests["i-1"] == digest("a", "b c")
-
-
-@given(st.text(min_size=1), st.text(min_size=1))
-def test_compute_text_digest_has_64_bits(question: str, answer: str) -> None:
-    row = interaction().model_copy(update={"question": question, "answer": answer})
-    assert -(2**63) <= compute_text_digest(row) < 2**63
+    rows = [interaction(f"i-{number}", question="a", answer=f"b {number}") for number in range(99)]
+    digests = compute_text_digests(rows)
+    assert digests.dtype == "int64" and digests["i-1"] == digest("a", "b 1")
 
 
 @pytest.mark.slow

@@ -44,16 +44,15 @@ pytestmark = pytest.mark.slow  # the import and some fifty runs of the suites: m
 Tables = dict[str, tuple]
 
 
-def validate_tables(tables: Tables, before: tuple = (), params: ValidationParams = PARAMS) -> ValidationResult:
-    """Validate tables and one interaction, document and chunk, after the rows `before`."""
+def validate_tables(tables: Tables, params: ValidationParams = PARAMS) -> ValidationResult:
+    """Validate tables and one interaction, document and chunk."""
     every: Tables = {"documents": (DOCUMENT,), "chunks": (CHUNK,), "interactions": (interaction(),), **tables}
     stored = {
         name: tuple(make_record(row) for row in every.get(name, ())) for name in ("interactions", "feedback", "reviews")
     }
-    index = KeyIndex()
-    for one in before:
-        index.add(make_record(one), 0, 0, 0)
-    known = ExistingData(index, {"fees"}, {chunk.chunk_id for chunk in every["chunks"] if chunk.removed_at is None})
+    known = ExistingData(
+        KeyIndex(), {"fees"}, {chunk.chunk_id for chunk in every["chunks"] if chunk.removed_at is None}
+    )
     rows = ValidatedRows(documents=every["documents"], chunks=every["chunks"], **stored)
     return validate(rows, known, params, NOW)
 
@@ -162,16 +161,6 @@ def test_validate_broken_row_has_reason() -> None:
     assert {key for check in result.errors for key in check.sample} == set(result.reasons)
 
 
-def test_validate_rows_of_earlier_batches_fail() -> None:
-    again = interaction(), feedback(user="u"), review()
-    result = validate_tables({"interactions": again[:1], "feedback": again[1:2], "reviews": again[2:]}, before=again)
-    assert set(result.reasons) == {get_key(one) for one in again}
-    # and an interaction of an earlier batch is one that can be replied to
-    late = feedback(days=91)
-    replies = validate_tables({"interactions": (), "feedback": (feedback(), late)}, before=(interaction(),))
-    assert set(replies.reasons) == {get_key(late)}
-
-
 def test_validate_missing_or_outdated_contexts_are_warnings() -> None:
     asked = interaction("a"), *make_citing("fees#0", key="b"), *make_citing("fees#8", "fees#7", "fees#7", key="c")
     result = validate_tables({"interactions": asked})
@@ -214,27 +203,27 @@ def write_store(folder: Path, *batches: Tables) -> DataStore:
 
 def test_validate_store_checks_parts_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("abstain.data.validation.store_validation.BLOCK_ROWS", 2)
-    first = {"interactions": tuple(make_citing("fees#0", key=f"i-{n}")[0] for n in (1, 2, 3))}
-    replies = {"feedback": (feedback(), feedback("i-4")), "reviews": (review(),)}
-    result = validate_store(
-        write_store(tmp_path / "sound", first, {"interactions": make_citing("fees#0", key="i-4"), **replies}),
-        PARAMS,
-        NOW,
-    )
+    again = {"feedback": (feedback(user="u"),), "reviews": (review(),)}
+    first = {"interactions": tuple(make_citing("fees#0", key=f"i-{n}")[0] for n in (1, 2, 3)), **again}
+    second: Tables = {"interactions": make_citing("fees#0", key="i-4"), "feedback": (feedback(), feedback("i-4"))}
+    result = validate_store(write_store(tmp_path / "sound", first, second), PARAMS, NOW)
     assert result.success and result.notes == () and result.warnings == ()
-    assert result.rows == {"interactions": 4, "feedback": 2, "reviews": 1, "documents": 1, "chunks": 1}
+    assert result.rows == {"interactions": 4, "feedback": 3, "reviews": 1, "documents": 1, "chunks": 1}
 
-    second = {"interactions": make_citing("fees#0", key="i-1"), "feedback": (feedback("i-9"), feedback("i-3", days=91))}
+    replies = *again["feedback"], feedback("i-9"), feedback("i-3", days=91)
+    second = {"interactions": make_citing("fees#0", key="i-1"), **again, "feedback": replies}
     result = validate_store(write_store(tmp_path / "broken", first, second), PARAMS, NOW)
     failing = {
         "/".join(key.split("/")[:2]): [reason.field for reason in reasons] for key, reasons in result.reasons.items()
     }
     assert failing == {
         "interactions/i-1": ["interaction_id"],
+        "feedback/i-1": ["thumb"],
         "feedback/i-9": ["interaction_id"],
         "feedback/i-3": ["given_at", "given_at"],
+        "reviews/i-1": ["review"],
     }
-    assert result.n_failed_rows == 3
+    assert result.n_failed_rows == 5
 
 
 def test_validate_store_broken_line_names_file(tmp_path: Path) -> None:
