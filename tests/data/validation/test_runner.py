@@ -50,9 +50,7 @@ def validate_tables(tables: Tables, params: ValidationParams = PARAMS) -> Valida
     stored = {
         name: tuple(make_record(row) for row in every.get(name, ())) for name in ("interactions", "feedback", "reviews")
     }
-    known = ExistingData(
-        KeyIndex(), {"fees"}, {chunk.chunk_id for chunk in every["chunks"] if chunk.removed_at is None}
-    )
+    known = ExistingData(KeyIndex(), {"fees"}, {"fees#0"})
     rows = ValidatedRows(documents=every["documents"], chunks=every["chunks"], **stored)
     return validate(rows, known, params, NOW)
 
@@ -110,6 +108,8 @@ BROKEN: list[tuple[Any, str]] = [
     (interaction("twice", answer="x"), "interaction_id: 'twice' occurs more than once"),
     (interaction("early", asked_at=NOW + timedelta(seconds=30)), "asked_at: 30 s in the future, 0 allowed"),
     (interaction("long", answer="a" * 201), "answer: 201 characters, 200 allowed"),
+    (change(interaction("silent"), answer=""), "answer: this field is empty"),
+    (change(interaction("mute"), question=""), "question: this field is empty"),
     (interaction("asks", question="a" * 201), "question: 201 characters, 200 allowed"),
     (interaction("reads", contexts=(make_unnamed_context("a" * 201),)), "contexts: 201 characters, 200 allowed"),
     (*make_citing("fees#0", "b#1", "a#1", key="lost"), "contexts: no ingested document holds 'a#1', 'b#1'"),
@@ -117,6 +117,7 @@ BROKEN: list[tuple[Any, str]] = [
     (change(interaction("above"), token_log_probs=(-1.0, 0.5)), "token_log_probs: 0.5 is above 0"),
     (change(interaction("gate"), display="maybe"), "display: 'maybe' is neither shown nor withheld"),
     (change(interaction("odds"), display="shown", propensity=0.0), "propensity: 0 is not in (0, 1]"),
+    (change(interaction("sure"), display="shown", propensity=1.01), "propensity: 1.01 is not in (0, 1]"),
     (interaction("alone", propensity=0.5), "propensity: there is no display beside it"),
     (feedback("other"), "interaction_id: there is no such interaction"),
     (feedback(days=-1.5), "given_at: before the question was asked (-1.5 days)"),
@@ -129,10 +130,12 @@ BROKEN: list[tuple[Any, str]] = [
     (review("other"), "interaction_id: there is no such interaction"),
     (review(days=3, ideal_answer="a" * 201), "ideal_answer: 201 characters, 200 allowed"),
     (review(days=-1.5), "reviewed_at: before the question was asked (-1.5 days)"),
+    (review(days=61), "reviewed_at: 43,200 s in the future, 0 allowed"),
     (review(days=91), "reviewed_at: 91 days after the question, 90 allowed"),
     (review(), TWO_VERDICTS),
     (review(right=False), TWO_VERDICTS),
     (change(review(reviewer="sme-2"), inclusion_probability=0.0), "inclusion_probability: 0 is not in [1e-06, 1]"),
+    (change(review(reviewer="sme-3"), inclusion_probability=1.01), "inclusion_probability: 1.01 is not in [1e-06, 1]"),
     (change(DOCUMENT, doc_id="twice"), "doc_id: 'twice' occurs more than once"),
     (change(DOCUMENT, doc_id="twice", title="x"), "doc_id: 'twice' occurs more than once"),
     (change(DOCUMENT, doc_id="empty"), "document: nothing in it can be retrieved"),
