@@ -1,14 +1,21 @@
+import difflib
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from abstain.config.params import CorrectnessTarget, load_params
+from abstain.config.params import load_params
+from abstain.config.template import read_template
+from abstain.config.yaml_editor import add_missing_keys, update_yaml
 from abstain.core.errors import AbstainError
 from abstain.learning.estimators.correctness_targets import METRICS
 from tests import checkout
+from tests.checkout import ROOT, is_as_shipped
 
+TARGETS = ("label", *METRICS)
 SHIPPED: dict[str, dict[str, Any]] = yaml.safe_load(checkout.SHIPPED["params.yaml"])
 
 
@@ -19,7 +26,7 @@ def write(folder: Path, text: str) -> Path:
 
 
 def write_changed(folder: Path, section: str, **values: Any) -> Path:
-    return write(folder, yaml.safe_dump({**SHIPPED, section: {**SHIPPED[section], **values}}))
+    return write(folder, yaml.safe_dump({**SHIPPED, section: {**SHIPPED.get(section, {}), **values}}))
 
 
 def test_load_params_shipped_file_is_read_whole(tmp_path: Path) -> None:
@@ -36,13 +43,20 @@ def test_load_params_shipped_file_is_read_whole(tmp_path: Path) -> None:
         ("probe", {"seeds": 1}, r"unknown key 'probe.seeds': did you mean 'seed'\?$"),
         ("calibration", {"zzz": 1}, "unknown key 'calibration.zzz': valid: method$"),
         ("promotions", {}, r"unknown key 'promotions': did you mean 'promotion'\?$"),
+        ("perturbation", {"selection": "entropy", "n_copies": 3}, "copies by entropy are all alike: set n_copies to 1"),
+        ("regressors", {"kinds": ["linear", "linear"]}, "kinds: linear is there twice: name it once"),
+        (
+            "regressors",
+            {"targets": ["label", "bleu"]},
+            f"regressors.targets.1: .*{', '.join(map(repr, TARGETS[:-1]))} or {TARGETS[-1]!r}.*$",
+        ),
     ],
 )
-def test_load_params_unknown_key_suggests_nearest(
+def test_load_params_invalid_section_has_a_remedy(
     tmp_path: Path, section: str, values: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(AbstainError, match=problem):
-        load_params(write(tmp_path, yaml.safe_dump({**SHIPPED, section: {**SHIPPED.get(section, {}), **values}})))
+        load_params(write_changed(tmp_path, section, **values))
 
 
 def test_load_params_missing_keys_are_named(tmp_path: Path) -> None:
@@ -79,42 +93,73 @@ def test_load_params_value_out_of_range_names_key(tmp_path: Path, section: str, 
 
 @pytest.mark.parametrize(
     ("section", "key", "value"),
-    [("labels", "thumb_weight", 0), ("probe", "huber_lambda", 0), ("probe", "dropout", 0), ("promotion", "max_ece", 1)],
+    [
+        *(("labels", "thumb_weight", 0), ("probe", "huber_lambda", 0), ("probe", "dropout", 0)),
+        *(("promotion", "max_ece", 1), ("regressors", "targets", TARGETS), ("perturbation", "n_copies", 3)),
+    ],
 )
-def test_load_params_closed_ends_are_valid(tmp_path: Path, section: str, key: str, value: float) -> None:
-    assert getattr(getattr(load_params(write_changed(tmp_path, section, **{key: value})), section), key) == value
+def test_load_params_closed_ends_are_valid(tmp_path: Path, section: str, key: str, value: object) -> None:
+    file = write_changed(tmp_path, section, **{key: list(value) if isinstance(value, tuple) else value})
+    assert getattr(getattr(load_params(file), section), key) == value
 
 
-def test_load_params_unknown_target_or_repeated_kind_raises(tmp_path: Path) -> None:
-    assert get_args(CorrectnessTarget) == ("label", *METRICS)
-    with pytest.raises(AbstainError, match=r"regressors.targets.1: .*'label', 'cosine'.*$"):
-        load_params(write_changed(tmp_path, "regressors", targets=["label", "bleu"]))
-    with pytest.raises(AbstainError, match="regressors: .*kinds: linear is there twice: name it once"):
-        load_params(write_changed(tmp_path, "regressors", kinds=["linear", "linear"]))
-
-
-def test_load_params_equal_copies_raise(tmp_path: Path) -> None:
-    assert (
-        load_params(write_changed(tmp_path, "perturbation", selection="random", n_copies=3)).perturbation.n_copies == 3
-    )
-    with pytest.raises(AbstainError, match="perturbation: .*copies by entropy are all alike: set n_copies to 1"):
-        load_params(write_changed(tmp_path, "perturbation", selection="entropy", n_copies=3))
-
-
-def test_load_params_missing_file_raises(tmp_path: Path) -> None:
-    with pytest.raises(AbstainError, match=r"params.yaml is missing: run this in the root of the project$"):
-        load_params(tmp_path / "params.yaml")
-
-
-def test_load_params_unreadable_file_raises_one_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (None, "params.yaml is missing: run this in the root of the project$"),
+        ("llm: {model: [\n", "params.yaml is not valid YAML: "),
+        *((text, "Input should be a valid dictionary") for text in ("", "- a list\n", "llm: 3\n")),
+    ],
+)
+def test_load_params_unreadable_file_raises_one_line(tmp_path: Path, text: str | None, problem: str) -> None:
+    with pytest.raises(AbstainError, match=problem) as caught:
+        load_params(tmp_path / "params.yaml" if text is None else write(tmp_path, text))
+    assert "\n" not in str(caught.value)
     with pytest.raises(AbstainError, match=f"{tmp_path} cannot be read: "):
         load_params(tmp_path)
-    with pytest.raises(AbstainError, match=r"params.yaml is not valid YAML: ") as caught:
-        load_params(write(tmp_path, "llm: {model: [\n"))
-    assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "- a list\n", "llm: 3\n"])
-def test_load_params_no_mapping_raises(tmp_path: Path, text: str) -> None:
-    with pytest.raises(AbstainError, match="Input should be a valid dictionary"):
-        load_params(write(tmp_path, text))
+PARAMS = read_template("params.yaml")
+SECTIONS = yaml.safe_load(PARAMS)
+KEYS = [f"{section}.{key}" for section, keys in SECTIONS.items() for key in keys]
+
+
+def remove_keys(names: set[str]) -> str:
+    """Remove keys from the template, and each section without keys."""
+    kept, section = [], ""
+    for line in PARAMS.splitlines(keepends=True):
+        if line[0].isalpha():
+            section = line.partition(":")[0]
+            if all(f"{section}.{key}" in names for key in SECTIONS[section]):
+                continue
+        if line.startswith("  ") and f"{section}.{line.strip().partition(':')[0]}" in names:
+            continue
+        kept.append(line)
+    return "".join(kept)
+
+
+def test_update_yaml_keeps_other_bytes() -> None:
+    assert update_yaml(PARAMS, {}) == PARAMS
+    changed = update_yaml(PARAMS, {"promotion": {"seed": 4}, "probe": {"export": "linear"}})
+    lines = [line for line in difflib.ndiff(PARAMS.splitlines(), changed.splitlines()) if line[0] == "+"]
+    assert [line.split("#")[0].split() for line in lines] == [["+", "export:", "linear"], ["+", "seed:", "4"]]
+
+
+def test_update_yaml_edits_list_entry() -> None:
+    assert update_yaml("a:\n  - b: 1   # one\n    c: 2\n", {"a": {0: {"c": 3}}}) == "a:\n  - b: 1   # one\n    c: 3\n"
+
+
+@pytest.mark.heavy
+@settings(max_examples=10)
+@given(names=st.sets(st.sampled_from(KEYS), max_size=8))
+def test_add_missing_keys_restores_template_order(names: set[str]) -> None:
+    text, added = add_missing_keys(remove_keys(names), PARAMS)
+    assert list(filter(None, text.splitlines())) == list(filter(None, PARAMS.splitlines()))
+    assert {name for name in names if name not in added} == {name for name in names if name.partition(".")[0] in added}
+
+
+@pytest.mark.parametrize("name", checkout.SHIPPED)
+def test_shipped_files_equal_template_with_sample_changes(name: str) -> None:
+    if not is_as_shipped():
+        pytest.skip("`abstain init` has been run here")
+    assert (ROOT / name).read_text(encoding="utf-8") == checkout.SHIPPED[name]

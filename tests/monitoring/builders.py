@@ -8,13 +8,16 @@ from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 
-from abstain.core.contracts import Context, Interaction, Review
+from abstain.core.contracts import CRITERIA, Context, Review
+from abstain.core.json_lines import to_json_lines
 from abstain.data.decision_log.decisions import LoggedDecision
 from abstain.data.store.dataset import IngestedBatch
 from benchmarks.sample.handbook import build_handbook
 from benchmarks.sample.write import AnsweredQuestion, read_answered_questions
 from tests.checkout import shipped_params
 from tests.data.decision_log.builders import decision, open_log
+from tests.factories import ASKED as ASKED_AT
+from tests.factories import interaction, review
 
 PARAMS = shipped_params().monitoring.model_copy(update={"min_reviews": 1000})
 """A window is of 300 decisions, however many reviews there are."""
@@ -37,23 +40,18 @@ def sample() -> Sequence[AnsweredQuestion]:
 
 
 def traffic(
-    start: datetime,
-    days: int,
-    per_day: int = 70,
-    version: str = "v1.0.0",
-    rewritten_from: int | None = None,
-    seed: int = 0,
+    start: datetime, days: int, version: str = "v1.0.0", rewritten_from: int | None = None, seed: int = 0
 ) -> list[GateAnswer]:
-    """Make `per_day` decisions a day over a part of the sample, in a random order, as people ask the same again.
+    """Make 70 decisions a day over a part of the sample, in a random order, as people ask the same again.
 
     From the day `rewritten_from` on, the handbook of one product line is rewritten: its contexts are other texts, and
     most of its answers are wrong.
     """
     rng, answers = random.Random(seed), []
     questions = rng.sample(sample(), ASKED)
-    for number in range(days * per_day):
-        day, asked = number // per_day, rng.choice(questions)
-        decided_at = start + timedelta(days=day, minutes=20 * (number % per_day))
+    for number in range(days * 70):
+        day, asked = number // 70, rng.choice(questions)
+        decided_at = start + timedelta(days=day, minutes=20 * (number % 70))
         is_rewritten = rewritten_from is not None and day >= rewritten_from
         answers.append(_make_answer(f"i-{number:05}", decided_at, asked, version, is_rewritten=is_rewritten, rng=rng))
     return answers
@@ -72,16 +70,8 @@ def _make_answer(
 ) -> GateAnswer:
     line = asked.question.fact.topic.line
     is_other = is_rewritten and line == REWRITTEN
+    texts = {"question": asked.question.text, "answer": asked.answer, "product": line}
     contexts = tuple(_rewrite(context) if is_other else context for context in asked.contexts)
-    interaction = Interaction(
-        interaction_id=key,
-        asked_at=decided_at,
-        question=asked.question.text,
-        answer=asked.answer,
-        contexts=contexts,
-        model="m@1",
-        product=line,
-    )
     shown = rng.random() < SHOWN
     confidence = rng.uniform(0.6, 1.0) if shown else rng.uniform(0.0, 0.6)
     right = rng.random() < (0.2 if is_other else CORRECT if shown else 0.3)
@@ -93,18 +83,12 @@ def _make_answer(
         probability=CORRECT if shown else 0.3,
         version=version,
         product=line,
-        interaction=interaction,
+        interaction=interaction(key, asked_at=decided_at, contexts=contexts, **texts),
     )
-    review = Review(
-        interaction_id=key,
-        reviewed_at=decided_at + timedelta(hours=1),
-        reviewer="sme-1",
-        complete=right,
-        correct=right,
-        truthful=right,
-        inclusion_probability=REVIEWED,
-    )
-    return GateAnswer(logged, review if rng.random() < REVIEWED else None)
+    days = (decided_at - ASKED_AT) / timedelta(days=1) + 1 / 24
+    criteria = dict.fromkeys(CRITERIA, right)
+    verdict = review(key, days=days, inclusion_probability=REVIEWED, **criteria)
+    return GateAnswer(logged, verdict if rng.random() < REVIEWED else None)
 
 
 def _rewrite(context: Context) -> Context:
@@ -114,7 +98,7 @@ def _rewrite(context: Context) -> Context:
 
 def write_data(folder: Path, answers: Sequence[GateAnswer]) -> None:
     """Write interactions and reviews as a data folder, with a batch for each day, which arrived in its evening."""
-    batches: list[str] = []
+    batches = []
     for number, (_, group) in enumerate(groupby(answers, lambda answer: answer.decision.decided_at.date()), 1):
         day_answers = list(group)
         rows = {
@@ -123,12 +107,13 @@ def write_data(folder: Path, answers: Sequence[GateAnswer]) -> None:
         }
         for name, content in rows.items():
             (folder / name).mkdir(parents=True, exist_ok=True)
-            (folder / name / f"{number:06}.jsonl").write_text("".join(f"{row.to_json_line()}\n" for row in content))
-        batch = IngestedBatch(
-            batch=f"{number:06}",
-            arrived_at=day_answers[-1].decision.decided_at.replace(hour=20),
-            sources=("decisions",),
-            rows={name: len(content) for name, content in rows.items()},
+            (folder / name / f"{number:06}.jsonl").write_bytes(to_json_lines(content))
+        batches.append(
+            IngestedBatch(
+                batch=f"{number:06}",
+                arrived_at=day_answers[-1].decision.decided_at.replace(hour=20),
+                sources=("decisions",),
+                rows={name: len(content) for name, content in rows.items()},
+            )
         )
-        batches.append(batch.to_json_line())
-    (folder / "batches.jsonl").write_text("".join(f"{line}\n" for line in batches))
+    (folder / "batches.jsonl").write_bytes(to_json_lines(batches))

@@ -3,6 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from abstain.monitoring.expected_precision import check_calibration, estimate_precision
 from abstain.monitoring.live_guarantee import (
     GuaranteedTarget,
     LiveGuaranteeResult,
@@ -10,7 +11,9 @@ from abstain.monitoring.live_guarantee import (
     check_live_guarantee,
     sum_by_group,
 )
-from benchmarks.monitoring import TARGET, VIOLATED, Reviews
+from benchmarks import monitoring
+from benchmarks.guarantee import Population
+from benchmarks.monitoring import TARGET, VIOLATED, Reviews, measure_calibration_alarms
 
 GUARANTEED = GuaranteedTarget("precision", TARGET)
 EMPTY = ReviewBatch(np.zeros(0, bool), np.zeros(0), np.zeros(0, int))
@@ -78,22 +81,18 @@ def test_check_error_rate_includes_withheld_answers() -> None:
     assert [result.estimate for result in results] == pytest.approx([0.05, 0.25])
 
 
-def test_check_ignores_the_scale_of_weights() -> None:
-    year = draw_days(UNEVEN[4.0], 0.87)[:100]
-    scaled = [replace(batch, weight=batch.weight * 7) for batch in year]
-    assert check(scaled).e_value == pytest.approx(check(year).e_value)
-
-
 def test_sum_by_group_scale_is_that_of_earlier_batches() -> None:
     heavier = make_batch([1, 0], [7, 8], [5.0, 5.0])
     scale = sum_by_group([make_batch([1, 0]), make_batch([1, 1]), heavier, heavier], GUARANTEED).scale
     assert scale.tolist() == pytest.approx([1, 1, 1, 1, 1, 1, 14 / 6, 14 / 6])
 
 
-def test_check_ignores_the_names_of_documents() -> None:
+def test_check_ignores_names_scale_and_days_without_reviews() -> None:
     year = draw_days(UNEVEN[4.0], 0.87)[:100]
     named = [replace(batch, groups=np.array([f"d{key}" for key in batch.groups], object)) for batch in year]
     assert check(named) == check(year)
+    scaled = [replace(batch, weight=batch.weight * 7) for batch in year]
+    assert check([EMPTY, *scaled, EMPTY]).e_value == pytest.approx(check(year).e_value)
 
 
 def test_check_interval_covers_the_truth_and_narrows() -> None:
@@ -113,12 +112,6 @@ def test_check_without_reviews_has_no_evidence() -> None:
         assert np.isnan(result.estimate)
 
 
-def test_check_ignores_days_without_reviews() -> None:
-    year = draw_days(INDEPENDENT, 0.8)[:40]
-    result = check([EMPTY, *year, EMPTY])
-    assert result.e_value == pytest.approx(check(year).e_value) and result.is_violated
-
-
 def test_check_of_one_document_is_never_violated() -> None:
     result = check([make_batch([0], [1])] * 50)
     assert not result.is_violated and result.documents == 1 and result.estimate == 0
@@ -128,3 +121,53 @@ def test_check_limits_the_bet_on_a_heavy_document() -> None:
     correct = [*[1] * 400, 0, 0]
     result = check([make_batch([1, 1]), make_batch(correct, [5] * 402)])
     assert 0 < result.e_value < 1
+
+
+def test_estimate_precision_interval_is_over_documents() -> None:
+    probability = np.repeat([0.9, 0.8, 0.7, 0.95], 50)
+    alone = estimate_precision(probability, np.arange(200))
+    together = estimate_precision(probability, np.repeat(["a", "b", "c", "d"], 50))
+    assert together.high - together.low > 5 * (alone.high - alone.low)
+    assert together.low < together.value == pytest.approx(0.8375) and together.value < together.high
+
+
+def test_estimates_with_one_document_have_no_interval() -> None:
+    assert np.isnan(estimate_precision(np.zeros(0), np.zeros(0)).value)
+    one = estimate_precision(np.array([0.9, 0.8]), np.zeros(2))
+    assert one.value == pytest.approx(0.85) and np.isnan(one.low) and np.isnan(one.high)
+    check = check_calibration(np.array([0.9, 0.8]), np.ones(2), np.ones(2), np.zeros(2))
+    assert check.difference == pytest.approx(0.15) and np.isnan(check.p_value)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("often", [1.0, 4.0, 0.25])
+def test_check_calibration_of_calibrated_rarely_alarms(often: float) -> None:
+    # 5 % are at most 42 of 600 in 99 of 100 such tests.
+    assert measure_calibration_alarms(Population(0.75, 0.1, often, base_rate=0.85), 40, 5, 0.0, 600) <= 42 / 600
+
+
+def test_check_calibration_finds_too_high_probabilities() -> None:
+    assert measure_calibration_alarms(Population(0.75, 0.1, base_rate=0.7), 40, 5, 0.15, 50) > 0.8
+
+
+def test_check_calibration_weighs_the_difference() -> None:
+    probability, correct, weight = np.full(10, 0.5), np.array([1] * 8 + [0] * 2), np.array([1.0] * 8 + [4.0] * 2)
+    check = check_calibration(probability, correct, weight, np.arange(10))
+    assert check.difference == pytest.approx(0.0) and check.p_value == pytest.approx(1.0)
+    assert check_calibration(probability, correct, np.ones(10), np.arange(10)).difference == pytest.approx(0.3)
+
+
+def test_check_calibration_few_correct_answers_are_no_proof() -> None:
+    # Their own spread is 0; that of answers that are correct with this probability is not.
+    check = check_calibration(np.full(10, 0.9), np.ones(10), np.ones(10), np.arange(10))
+    assert check.p_value > 0.05 and check.low < 0 < check.high
+
+
+def test_main_prints_a_line_for_each_cell(capsys: pytest.CaptureFixture[str]) -> None:
+    monitoring.main(["--only", "guarantees", "--years", "2"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + len(list(monitoring.make_review_cells()))
+    assert {line.count(" | ") for line in lines} == {5}
+    monitoring.main(["--only", "calibration", "--windows", "2", "--seeds", "1"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 10 and {line.count(" | ") for line in lines} == {4}

@@ -1,4 +1,5 @@
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -7,8 +8,10 @@ from zlib import crc32
 
 import numpy as np
 import pytest
+import torch
 
 from abstain.config.params import LLMParams
+from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
@@ -16,12 +19,16 @@ from abstain.data.decision_log import queries
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.monitoring_windows import MonitoringWindow
 from abstain.data.store.dataset import DataStore
+from abstain.llm.features.extraction import FeatureSource
+from abstain.monitoring.answer_source import LoggedAnswers
 from abstain.monitoring.live_guarantee import GuaranteedTarget
 from abstain.monitoring.reviewed_decisions import join_reviews
 from abstain.monitoring.run import FINAL_AFTER, MonitoredVersion, MonitoringInputs, compute_windows
 from abstain.monitoring.traffic import read_traffic
 from tests.checkout import shipped_params
 from tests.data.decision_log.builders import url_of
+from tests.factories import interaction
+from tests.llm.builders import save_tiny_model
 from tests.monitoring.builders import PARAMS, GateAnswer, traffic, write_data, write_log
 
 pytestmark = pytest.mark.heavy
@@ -161,17 +168,16 @@ def test_compute_windows_counts_later_reviews_of_young_ones(tmp_path: Path) -> N
 
 
 def test_compute_windows_incorrect_answers_violate_the_guarantee(tmp_path: Path) -> None:
-    answers = [
-        answer
-        if answer.review is None
-        else replace(answer, review=answer.review.model_copy(update={"correct": number % 3 > 0}))
-        for number, answer in enumerate(traffic(START, 5, seed=2))
-    ]
+    answers = traffic(START, 5, seed=2)
+    for number, answer in enumerate(answers):
+        if answer.review:
+            verdict = answer.review.model_copy(update={"correct": number % 3 > 0})
+            answers[number] = replace(answer, review=verdict)
     (window,) = Log.write(tmp_path, answers).compute()
     assert {Code.GUARANTEE_VIOLATED, Code.CALIBRATION_OFF} <= list_codes(window)
     assert window.statistics.guarantee.violated_on and window.statistics.guarantee.alpha == PARAMS.alpha
     incorrect = {answer.review.interaction_id for answer in answers if answer.review and not answer.review.correct}
-    examples = {alarm.code: alarm.examples for alarm in window.alarms}[Code.GUARANTEE_VIOLATED]
+    (examples,) = (alarm.examples for alarm in window.alarms if alarm.code is Code.GUARANTEE_VIOLATED)
     assert examples and set(examples) <= incorrect
 
 
@@ -197,21 +203,11 @@ def test_compute_windows_without_decisions_has_reviews(tmp_path: Path) -> None:
     assert list_codes(window) <= {Code.FEED_SILENT}
 
 
-def test_compute_windows_of_one_document_judges_no_drift(tmp_path: Path) -> None:
-    first, *_ = answers = traffic(START, 10, seed=2)
-    contexts = first.decision.interaction.contexts
-    answers[350:] = [change(answer, contexts=contexts) for answer in answers[350:]]
-    window = Log.write(tmp_path, answers).compute()[-1]
-    assert window.statistics.compared.contexts is None and Code.INPUT_DRIFT not in list_codes(window)
-    assert any("too few answers or documents" in note for note in window.statistics.notes)
-
-
 def test_compute_windows_unknown_chunks_raise_an_alarm(ten_days: Log) -> None:
-    interactions = [answer.decision.interaction for answer in traffic(START, 10, seed=2)]
-    chunks = sorted({context.chunk_id for row in interactions for context in row.contexts})
+    answers = traffic(START, 10, seed=2)
+    chunks = sorted({context.chunk_id for answer in answers for context in answer.decision.interaction.contexts})
     for known, is_raised in ((chunks, False), (chunks[::2], True)):
-        window = ten_days.compute(known=frozenset(known))[-1]
-        assert (Code.UNKNOWN_CHUNKS in list_codes(window)) is is_raised
+        assert (Code.UNKNOWN_CHUNKS in list_codes(ten_days.compute(known=frozenset(known))[-1])) is is_raised
 
 
 @pytest.mark.parametrize(
@@ -227,26 +223,29 @@ def test_compute_windows_judges_states_if_enough_are_cached(
 
 def test_compute_windows_ignores_states_before_the_pruning(ten_days: Log) -> None:
     """The states that the pruning has left are those of other kinds of answers."""
-    pruned = START + timedelta(days=4)
-    options = {
-        "cached": 1.0,
-        "moved": frozenset(f"i-{number:05}" for number in range(0, 700, 3)),
-        "pruned_until": pruned,
-    }
+    pruned, moved = START + timedelta(days=4), frozenset(f"i-{number:05}" for number in range(0, 700, 3))
     since_pruning, since_start = (
-        ten_days.compute(states_since=since, **options)[-1].statistics.compared.states for since in (pruned, START)
+        ten_days.compute(states_since=since, cached=1.0, moved=moved, pruned_until=pruned)[
+            -1
+        ].statistics.compared.states
+        for since in (pruned, START)
     )
     assert since_pruning.p_value > PARAMS.alpha > since_start.p_value
 
 
 def test_compute_windows_new_model_and_silence_raise_alarms(tmp_path: Path) -> None:
-    answers = traffic(START, 10, seed=2)
-    answers[350:] = [change(answer, model="m@2") for answer in answers[350:]]
+    """All answers of the new model are from one document, which says nothing of drift."""
+    first, *_ = answers = traffic(START, 10, seed=2)
+    contexts = first.decision.interaction.contexts
+    answers[350:] = [change(answer, model="m@2", contexts=contexts) for answer in answers[350:]]
     log = Log.write(tmp_path, answers)
-    (alarm,) = [alarm for alarm in log.compute()[-1].alarms if alarm.code is Code.MODEL_CHANGED]
-    assert "m@2" in alarm.message and alarm.examples[-1] == "i-00699"
     windows = log.compute(END + timedelta(days=3))
     assert [Code.FEED_SILENT in list_codes(window) for window in windows] == [False, True]
+    (alarm,) = [alarm for alarm in windows[1].alarms if alarm.code is Code.MODEL_CHANGED]
+    assert "m@2" in alarm.message and alarm.examples[-1] == "i-00699"
+    statistics = windows[1].statistics
+    assert statistics.compared.contexts is None and Code.INPUT_DRIFT not in list_codes(windows[1])
+    assert any("too few answers or documents" in note for note in statistics.notes)
 
 
 def test_compute_windows_silence_before_a_new_versions_window(tmp_path: Path) -> None:
@@ -254,3 +253,22 @@ def test_compute_windows_silence_before_a_new_versions_window(tmp_path: Path) ->
     windows = log.compute(END + timedelta(days=5))
     assert {window.version for window in windows} == {"v1.0.0"}
     assert [Code.FEED_SILENT in list_codes(window) for window in windows] == [False, True]
+
+
+def test_states_are_means_over_tokens_of_cached_answers(tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path / "tiny-bank")
+    settings = Settings(home=tmp_path / "home", device="cpu", dtype="float32")
+    llm = shipped_params().llm.model_copy(update={"model": str(model), "layer": 1, "layout": "rag-plain-v1"})
+    rows = [
+        interaction(f"i-{number}", answer=text) for number, text in enumerate(("fee", "no fee", "the card has no fee"))
+    ]
+    source = FeatureSource(llm, settings)
+    with closing(LogDatabase.open(url_of(tmp_path))) as database:
+        is_cached, states = LoggedAnswers(database, settings).states(llm, rows)
+        assert not is_cached.any() and len(states) == 0
+        source.compute_missing([rows[0], rows[2]])
+        is_cached, states = LoggedAnswers(database, settings).states(llm, rows)
+    assert is_cached.tolist() == [True, False, True]
+    expected = {index: torch.mean(row.float(), dim=0).numpy() for index, row in source.read([rows[0], rows[2]])}
+    np.testing.assert_allclose(states, [expected[0], expected[1]], rtol=1e-6)
+    assert source.count_missing(rows) == 1

@@ -1,4 +1,5 @@
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -6,13 +7,13 @@ import pytest
 from sqlalchemy import Connection, select
 
 from abstain.core.codes import Code
-from abstain.core.errors import AbstainError
-from abstain.data.decision_log import queries
+from abstain.data.decision_log import expiry, queries
 from abstain.data.decision_log.calls import RegisteredCall
 from abstain.data.decision_log.database import LogDatabase
-from abstain.data.decision_log.erasure import UserRows, erase_user, find_user_rows
+from abstain.data.decision_log.erasure import UserRows, erase_user, find_user_rows, purge_expired_texts
+from abstain.data.decision_log.expiry import count_expired, delete_expired
 from abstain.data.decision_log.log import DecisionLog
-from abstain.data.decision_log.schema import DECISIONS
+from abstain.data.decision_log.schema import DECISIONS, FEEDBACK
 from abstain.data.store.record_keys import make_interaction_identity
 from tests.data.decision_log.builders import AT, bytes_in, decision, get_outcome, open_log, record, url_of
 from tests.factories import feedback, interaction, review
@@ -136,40 +137,67 @@ def test_purge_expired_texts_keeps_numbers(tmp_path: Path, log: DecisionLog) -> 
     before = queries.count_decisions(log.database)
     asked = interaction("old", question=make_text("d"))
     record(log, decision("old", user="ann", decided_at=AT - timedelta(days=2), interaction=asked))
-    assert [log.purge_expired_texts(AT + timedelta(days=29)) for _ in range(2)] == [1, 0]
+    states = decision("states", decided_at=AT - timedelta(days=2), interaction=None, input_sha256="of its states")
+    record(log, states)
+    assert [log.purge_expired_texts(AT + timedelta(days=29)) for _ in range(2)] == [2, 0]
     row = queries.get_decision(log.database, "old")
     assert (row.text_state, row.decision.interaction, row.decision.user) == ("expired", None, None)
     assert row.decision.confidence == 0.75 and row.sampling_rate == 0.05
-    assert queries.count_decisions(log.database) == {**before, "show": before["show"] + 1}
+    assert queries.count_decisions(log.database) == {**before, "show": before["show"] + 2}
     log.register_call("key", "call", RegisteredCall(question=make_text("call")), 60).result()
     log.purge_expired_texts(datetime.now(UTC) + timedelta(seconds=61))
     assert log.get_call("key", "call") is None and not {"call", "d"} & list_texts(tmp_path)
     again = [decision("old", interaction=each) for each in (asked, interaction("old", answer="else"), None)]
-    assert record(log, *again) == [Code.ID_IN_USE] * 3, "the digest went with the text"
+    assert record(log, *again, states) == [Code.ID_IN_USE] * 4, "the digest went with the text"
     assert log.purge_expired_texts(datetime.now(UTC) + timedelta(days=31)) == 6
     assert list_texts(tmp_path) == set()
     assert get_outcome(log.record_feedback("f-1", feedback("b", comment="else"))) == "duplicate", "by its id alone"
     log.close()
 
 
-def test_purge_expired_texts_removes_digests_of_other_input(tmp_path: Path) -> None:
-    log = open_log(url_of(tmp_path), keep_days=30)
-    states = decision("old", decision="unavailable", interaction=None, input_sha256="of its states")
-    record(log, states)
-    assert [log.purge_expired_texts(AT + timedelta(days=31)) for _ in range(2)] == [1, 0]
-    with log.database.read_transaction() as connection:
-        assert connection.scalars(select(DECISIONS.c.digest)).all() == [None]
-    assert record(log, states, decision("old")) == [Code.ID_IN_USE] * 2
-    log.close()
+LATER = AT + timedelta(days=3650)
 
 
-def test_open_existing_without_a_log_is_none(tmp_path: Path) -> None:
-    assert LogDatabase.open_existing(url_of(tmp_path)) is None
-    assert list(tmp_path.iterdir()) == []
+def list_ids(database: LogDatabase) -> tuple[set[str], set[str]]:
+    with database.read_transaction() as connection:
+        decisions = connection.scalars(select(DECISIONS.c.interaction_id)).all()
+        return set(decisions), set(connection.scalars(select(FEEDBACK.c.interaction_id)).all())
 
 
-def test_open_existing_damaged_file_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "decisions.sqlite").write_bytes(b"damaged" * 1000)
-    with pytest.raises(AbstainError) as error:
-        LogDatabase.open_existing(url_of(tmp_path))
-    assert error.value.code is Code.NO_SERVICE
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[LogDatabase]:
+    """Decisions of two versions and of none, each with a review; texts are gone except those of `new`."""
+    with closing(open_log(url_of(tmp_path))) as log:
+        for key, version in {"old": "v1.0.0", "live": "v1.1.0", "away": None, "new": "v1.0.0"}.items():
+            record(log, decision(key, version=version, decided_at=LATER if key == "new" else AT))
+            log.record_feedback(f"f-{key}", review(key)).result(10)
+        record(log, decision("gone", user="u-1"))
+        log.erase_user({"u-1"}, with_interactions=True)
+        purge_expired_texts(log.database, AT + timedelta(days=3000), keep_days=90)
+        yield log.database
+
+
+def test_delete_expired_keeps_texts_and_the_live_version(
+    database: LogDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expiry, "ROWS_PER_TRANSACTION", 1)  # so that there are several transactions
+    assert count_expired(database, LATER, 400, "v1.1.0") == 5
+    assert list_ids(database)[0] == {"old", "live", "away", "new", "gone"}
+    assert delete_expired(database, LATER, 400, "v1.1.0") == 5
+    decisions, feedback = list_ids(database)
+    assert decisions == {"live", "new", "gone"}, "an erased id stays known"
+    assert "live" in feedback and not {"old", "away"} & feedback, "feedback goes by its decision's version"
+    later = LATER + timedelta(days=500)
+    assert delete_expired(database, later, 400, "v1.1.0") == 0, "the text of new is kept"
+    purge_expired_texts(database, later, keep_days=400)
+    assert delete_expired(database, later, 400, "v1.1.0") == 1 and list_ids(database)[0] == {"live", "gone"}
+
+
+def test_deleted_sequence_numbers_are_not_reused(database: LogDatabase, tmp_path: Path) -> None:
+    with database.write_transaction() as connection:
+        before = max(connection.scalars(select(DECISIONS.c.seq)).all())
+        connection.execute(DECISIONS.delete())
+    with closing(open_log(url_of(tmp_path))) as log:
+        record(log, decision("next"))
+    with database.read_transaction() as connection:
+        assert connection.scalars(select(DECISIONS.c.seq)).all() == [before + 1], "who reads on would miss it"

@@ -1,15 +1,9 @@
-from collections.abc import Iterator
-from contextlib import closing
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-
-import pytest
 
 from abstain.core.codes import Code
-from abstain.data.decision_log.database import LogDatabase
+from abstain.data.decision_log.log import DecisionLog
 from abstain.data.decision_log.monitoring_windows import Alarm, MonitoringWindow, read_windows, write_windows
-from tests.data.decision_log.builders import make_guarantee, make_window_statistics, url_of
+from tests.data.decision_log.builders import make_guarantee, make_window_statistics
 
 DAY = timedelta(days=1)
 START = datetime(2026, 11, 2, tzinfo=UTC)
@@ -19,22 +13,13 @@ ALARMS = (
 )
 
 
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[LogDatabase]:
-    with closing(LogDatabase.open(url_of(tmp_path))) as opened:
-        yield opened
+def make_window(start: int, end: int, version: str = "v1.0.0", **changes: object) -> MonitoringWindow:
+    fields = {"statistics": make_window_statistics(decisions=300), **changes}
+    return MonitoringWindow(version, START + start * DAY, START + end * DAY, **fields)
 
 
-def make_window(
-    start: int, end: int, version: str = "v1.0.0", decisions: int = 300, **changes: object
-) -> MonitoringWindow:
-    made = MonitoringWindow(
-        version, START + start * DAY, START + end * DAY, make_window_statistics(decisions=decisions)
-    )
-    return replace(made, **changes)
-
-
-def test_read_windows_returns_written_ones_oldest_first(database: LogDatabase) -> None:
+def test_read_windows_returns_written_ones_oldest_first(log: DecisionLog) -> None:
+    database = log.database
     statistics = make_window_statistics(guarantee=make_guarantee(e_value=float("inf"), low=float("nan")))
     first, second = make_window(0, 3, alarms=ALARMS, is_final=True), make_window(3, 4, statistics=statistics)
     write_windows(database, [second, first])
@@ -44,9 +29,10 @@ def test_read_windows_returns_written_ones_oldest_first(database: LogDatabase) -
     assert [alarm.action for alarm in first.alarms] == [Code.INPUT_DRIFT.remedy, "ring them up"]
 
 
-def test_write_windows_replaces_later_ones_of_the_version(database: LogDatabase) -> None:
+def test_write_windows_replaces_later_ones_of_the_version(log: DecisionLog) -> None:
+    database = log.database
     write_windows(database, [make_window(0, 3), make_window(3, 4), make_window(4, 8), make_window(3, 4, "v2.0.0")])
-    write_windows(database, [make_window(3, 5, decisions=400), make_window(5, 8)])
+    write_windows(database, [make_window(3, 5, statistics=make_window_statistics(decisions=400)), make_window(5, 8)])
     rows = [((each.start - START).days, each.version, each.statistics.decisions) for each in read_windows(database)]
     assert sorted(rows) == [(0, "v1.0.0", 300), (3, "v1.0.0", 400), (3, "v2.0.0", 300), (5, "v1.0.0", 300)]
     write_windows(database, [])

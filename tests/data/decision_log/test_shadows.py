@@ -47,15 +47,11 @@ def test_list_paired_decisions_omits_undecided_answers(log: DecisionLog) -> None
     assert [key for key, _ in list_pairs(log)] == ["a", "b"]
 
 
-def test_erase_user_removes_shadow_decisions_for_good(log: DecisionLog) -> None:
+def test_erasure_and_purge_remove_shadow_decisions_for_good(log: DecisionLog) -> None:
     assert log.erase_user(["ann"], with_interactions=True) == 2
-    assert list_pairs(log) == [("b", 0.25)]
-    log.record_shadow_decision(SHADOW).result()
-    assert list_pairs(log) == [("b", 0.25)]
-
-
-def test_purge_expired_texts_removes_shadow_decisions(log: DecisionLog) -> None:
-    purge_expired_texts(log.database, NOW + timedelta(days=29), 30)
-    assert len(list_pairs(log)) == 2
-    purge_expired_texts(log.database, NOW + timedelta(days=31), 30)
-    assert list_pairs(log) == []
+    for _ in range(2):
+        assert list_pairs(log) == [("b", 0.25)]
+        log.record_shadow_decision(SHADOW).result()
+    for days, count in ((29, 1), (31, 0)):
+        purge_expired_texts(log.database, NOW + timedelta(days=days), 30)
+        assert len(list_pairs(log)) == count

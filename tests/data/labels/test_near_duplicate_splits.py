@@ -1,4 +1,5 @@
 from datetime import timedelta
+from itertools import islice
 
 import pandas as pd
 import pytest
@@ -33,13 +34,14 @@ def make_rows(*nights: list[Row]) -> pd.DataFrame:
     return frame.astype({"question_duplicate": "Int64", "answer_duplicate": "Int64", "group": "str"})
 
 
-def find_groups(side: str, count: int = 1, prefix: str = "g") -> list[str]:
+def find_groups(side: str, count: int = 1) -> list[str]:
     """Find groups whose name alone puts them on this side."""
-    names = (f"{prefix}{n}" for n in range(1000))
-    found = [
-        name for name in names if (hash_to_unit_interval(PARAMS.seed, name) < PARAMS.holdout) == (side == "holdout")
-    ]
-    return found[:count]
+    names = (f"g{n}" for n in range(1000))
+    found = (n for n in names if (hash_to_unit_interval(PARAMS.seed, n) < PARAMS.holdout) == (side == "holdout"))
+    return list(islice(found, count))
+
+
+(HELD,), (TRAINED, OTHER) = find_groups("holdout"), find_groups("train", 2)
 
 
 def make_fillers(count: int) -> list[Row]:
@@ -57,23 +59,21 @@ def count_component_rows(rows: pd.DataFrame) -> pd.Series:
 
 
 def test_split_rows_first_group_decides_for_joined() -> None:
-    (held,), (trained,) = find_groups("holdout"), find_groups("train")
-    for first, other in ((held, trained), (trained, held)):
+    for first, other in ((HELD, TRAINED), (TRAINED, HELD)):
         rows = make_rows([(first, 1, None, 0), (other, 1, None, 1), *make_fillers(38)])
         found = split_rows(rows, BY_GROUP)
         sides = found["split"].groupby(rows["group"]).first()
-        assert (sides[first] == "holdout") == (first == held) == (sides[other] == "holdout")
+        assert (sides[first] == "holdout") == (first == HELD) == (sides[other] == "holdout")
         assert rows["group"][found["joined"]].tolist() == [other]
 
 
 def test_split_rows_large_component_is_not_joined() -> None:
-    (held,), trained = find_groups("holdout"), find_groups("train", 2)
-    rows = make_rows([(held, 1, None, 0), (trained[0], 1, None, 1), (trained[1], 1, None, 2), *make_fillers(38)])
+    rows = make_rows([(HELD, 1, None, 0), (TRAINED, 1, None, 1), (OTHER, 1, None, 2), *make_fillers(38)])
     found = split_rows(rows, BY_GROUP)
     assert not found["joined"].any() and not found["left_out"].any()
     assert found["split"].equals(assign_splits(rows["group"], rows["asked_at"], BY_GROUP))
     flagged = has_near_duplicate_in_training(rows.assign(split=found["split"]))
-    assert rows["group"][flagged & (found["split"] == "holdout")].tolist() == [held]
+    assert rows["group"][flagged & (found["split"] == "holdout")].tolist() == [HELD]
 
 
 def test_has_near_duplicate_marks_validation_rows() -> None:
@@ -86,9 +86,8 @@ def test_has_near_duplicate_marks_validation_rows() -> None:
 
 
 def test_split_rows_later_twin_of_holdout_is_left_out() -> None:
-    (held,), (trained,) = find_groups("holdout"), find_groups("train")
-    history = [(held, 1, None, 0), (trained, 2, None, 1), *make_fillers(80)]
-    later: list[Row] = [(trained, 1, None, 2), (trained, 3, None, 2)]
+    history = [(HELD, 1, None, 0), (TRAINED, 2, None, 1), *make_fillers(80)]
+    later: list[Row] = [(TRAINED, 1, None, 2), (TRAINED, 3, None, 2)]
     rows = make_rows(history, later)
     found = split_rows(rows, BY_GROUP)
     assert found.index[found["left_out"]].tolist() == [len(history)]
@@ -96,25 +95,12 @@ def test_split_rows_later_twin_of_holdout_is_left_out() -> None:
     assert not has_near_duplicate_in_training(rows.assign(split=found["split"])).any()
 
 
-def test_split_rows_growth_joins_no_groups() -> None:
-    (held,), (trained,) = find_groups("holdout"), find_groups("train")
-    history = [(held, 1, None, 0), (trained, 1, None, 1), *make_fillers(8)]
-    before, after = split_rows(make_rows(history), BY_GROUP), split_rows(make_rows(history, make_fillers(90)), BY_GROUP)
-    assert not before["joined"].any() and not after["joined"].any()
-    assert before["left_out"].sum() == 0 and after["left_out"].sum() == 1
-
-
 def test_split_rows_newest_twin_leaves_training_alone() -> None:
-    (held,), (trained,) = find_groups("holdout"), find_groups("train")
     days = (FROZEN - OPENS).days
-    rows = make_rows([(held, None, None, 0), (trained, 1, None, 0), *make_fillers(60)], [(held, 1, None, days)])
+    rows = make_rows([(HELD, None, None, 0), (TRAINED, 1, None, 0), *make_fillers(60)], [(HELD, 1, None, days)])
     found = split_rows(rows, BY_GROUP)
     assert found["split"].iloc[-1] == "newest" and not found["left_out"].any()
     assert not has_near_duplicate_in_training(rows.assign(split=found["split"])).any()
-
-
-def test_split_rows_no_rows() -> None:
-    assert split_rows(make_rows([]), BY_GROUP).empty and split_rows(make_rows([]), BY_TIME).empty
 
 
 @pytest.mark.heavy

@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import beta
+from sklearn.metrics import log_loss
 
 from abstain.config.params import LabelParams
 from abstain.data.labels.reliability import Agreement, Reliability, Share, estimate_reliability, measure_agreement
+from abstain.data.labels.user_share import LargestUserShare, cap_user_weights
 from tests.data.frames import LABELS, votes
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:crowdkit")
@@ -24,20 +26,24 @@ class World:
     votes: pd.DataFrame
     verdicts: pd.DataFrame
 
+    def fit(self, users: int = 50, params: LabelParams = LABELS) -> tuple[Agreement, Reliability]:
+        pool = measure_agreement(self.votes, self.verdicts)
+        known = estimate_reliability(self.votes, self.verdicts, pool, users, params)
+        assert known is not None
+        return pool, known
+
 
 def draw_world(
     seed: int,
     answers: int = 4000,
     likes_right: float | np.ndarray = 0.86,
     dislikes_wrong: float | np.ndarray = 0.8,
-    users: int = 50,
     reviewed: tuple[float, float] = (0.05, 0.3),
-    right: float = 0.6,
 ) -> World:
-    """`reviewed`: the probability with which a liked and a disliked answer is reviewed."""
+    """Draw 50 users; `reviewed` is the probability with which a liked and a disliked answer is reviewed."""
     rng = np.random.default_rng(seed)
-    truth, user = rng.random(answers) < right, rng.integers(1, users + 1, answers)
-    likes, dislikes = (np.broadcast_to(rate, users + 1)[user] for rate in (likes_right, dislikes_wrong))
+    truth, user = rng.random(answers) < 0.6, rng.integers(1, 51, answers)
+    likes, dislikes = (np.broadcast_to(rate, 51)[user] for rate in (likes_right, dislikes_wrong))
     up = np.where(truth, rng.random(answers) < likes, rng.random(answers) >= dislikes)
     probability = np.where(up, *reviewed)
     drawn = rng.random(answers) < probability
@@ -45,17 +51,9 @@ def draw_world(
     return World(truth, pd.DataFrame({"row": np.arange(answers), "user": user, "up": up}), verdicts)
 
 
-def fit_reliability(rows: World, users: int = 50, params: LabelParams = LABELS) -> tuple[Agreement, Reliability]:
-    pool = measure_agreement(rows.votes, rows.verdicts)
-    known = estimate_reliability(rows.votes, rows.verdicts, pool, users, params)
-    assert known is not None
-    return pool, known
-
-
-def make_rates(rate: float, *, users: int = 50, first: float) -> np.ndarray:
-    rates = np.full(users + 1, rate)
-    rates[1] = first
-    return rates
+def make_rates(rate: float, *, first: float) -> np.ndarray:
+    """Make the rates of 50 users, of whom the first is different."""
+    return np.array([rate, first, *[rate] * 49])
 
 
 @given(st.lists(st.booleans(), max_size=40))
@@ -121,54 +119,27 @@ def test_compute_posterior_is_bayes_rule() -> None:
 
 
 def test_compute_labels_weight_is_removed_doubt() -> None:
-    known = Reliability(0.7, np.log([[0.1 / 0.7, 0.9 / 0.3]]))
-    found = known.compute_labels(votes((0, 0, True), (1, 0, False)), 3, LABELS)
+    given = votes((0, 0, True), (1, 0, False))
+    found = Reliability(0.7, np.log([[0.1 / 0.7, 0.9 / 0.3]])).compute_labels(given, 3, LABELS)
     assert found["label"].tolist() == [True, False, True]
     assert found["weight"].tolist() == [round(0.6 * (0.875 - 0.7) / 0.3, 3), round(0.6 * (0.75 - 0.3) / 0.7, 3), 0.0]
-
-
-def test_label_votes_uninformative_thumb_has_zero_weight() -> None:
-    says_nothing = Reliability(0.7, np.zeros((1, 2))).compute_labels(votes((0, 0, True), (1, 0, False)), 2, LABELS)
-    assert says_nothing["weight"].tolist() == [0, 0]
+    assert Reliability(0.7, np.zeros((1, 2))).compute_labels(given, 2, LABELS)["weight"].tolist() == [0, 0]
     outweighed = Reliability(0.95, np.log([[0.1 / 0.7, 0.9 / 0.3]])).compute_labels(votes((0, 0, False)), 1, LABELS)
     assert outweighed.loc[0].tolist() == [True, 0.0]
 
 
-@pytest.mark.heavy
-@given(
-    st.floats(0.01, 0.99),
-    st.lists(st.floats(-6, 6), min_size=2, max_size=2),
-    st.lists(st.tuples(st.integers(0, 3), st.just(0), st.booleans()), max_size=9),
-)
-def test_compute_labels_weight_is_in_range(
-    prior: float, evidence: list[float], rows: list[tuple[int, int, bool]]
-) -> None:
-    found = Reliability(prior, np.array([evidence])).compute_labels(votes(*rows), 4, LABELS)
-    assert found["weight"].between(0, LABELS.max_thumb_weight).all()
-    unthumbed = ~np.isin(np.arange(4), [row for row, _, _ in rows])
-    assert (found["weight"][unthumbed] == 0).all()
-
-
 def test_estimate_reliability_shrinks_users_to_pool() -> None:
-    contrary = draw_world(
-        3, likes_right=make_rates(0.86, first=0.1), dislikes_wrong=make_rates(0.8, first=0.1), reviewed=(1, 1)
-    )
-    pool, known = fit_reliability(contrary)
-    assert known.evidence[0] == pytest.approx(pool.evidence)
+    rates = {"likes_right": make_rates(0.86, first=0.1), "dislikes_wrong": make_rates(0.8, first=0.1)}
+    contrary = draw_world(3, reviewed=(1, 1), **rates)
+    pool, known = contrary.fit(users=60)
+    assert known.evidence[0] == pytest.approx(pool.evidence) == known.evidence[55], "anonymous, or without reviews"
     assert known.evidence[1, 1] < 0 < known.evidence[1, 0]  # 80 reviewed thumbs: an up of theirs means wrong
     few = contrary.verdicts[(contrary.votes["user"] != 1).to_numpy() | (np.arange(4000) < 150)]
-    somewhat = fit_reliability(World(contrary.truth, contrary.votes, few))[1].evidence[1]
+    somewhat = World(contrary.truth, contrary.votes, few).fit()[1].evidence[1]
     assert known.evidence[1, 1] < somewhat[1] < pool.evidence[1]
     stubborn = LABELS.model_copy(update={"user_shrinkage": 1e6})
-    assert fit_reliability(contrary, params=stubborn)[1].evidence[1] == pytest.approx(pool.evidence, abs=0.01)
-
-
-def test_estimate_reliability_unreviewed_or_anonymous_is_pooled() -> None:
-    pool, known = fit_reliability(draw_world(4), users=60)
-    assert known.evidence[55] == pytest.approx(pool.evidence)
-    contrary = draw_world(5, reviewed=(1, 1))
-    anonymous = World(contrary.truth, contrary.votes.assign(user=0), contrary.verdicts)
-    pool, known = fit_reliability(anonymous, users=0)
+    assert contrary.fit(params=stubborn)[1].evidence[1] == pytest.approx(pool.evidence, abs=0.01)
+    pool, known = World(contrary.truth, contrary.votes.assign(user=0), contrary.verdicts).fit(users=0)
     assert known.evidence.tolist() == [pool.evidence.tolist()]
 
 
@@ -180,27 +151,25 @@ def test_compute_user_reliability_by_given_thumbs() -> None:
     assert len(known.compute_user_reliability(votes((0, 0, True)))) == 0
 
 
-@pytest.mark.slow
-def compute_unreviewed_loss(rows: World, params: LabelParams) -> float:
-    """Compute the cross-entropy of the posterior on the answers without a review."""
-    unreviewed = ~np.isin(np.arange(len(rows.truth)), rows.verdicts.index)
-    correct = fit_reliability(rows, params=params)[1].compute_posterior(rows.votes, len(rows.truth))[unreviewed]
-    return float(-np.log(np.where(rows.truth[unreviewed], correct, 1 - correct)).mean())
-
-
 def test_estimate_reliability_by_user_lowers_loss() -> None:
+    """The cross-entropy of the posterior on the answers without a review."""
     careless = np.random.default_rng(1).random(51) < 0.4  # users who like nearly everything
     rows = draw_world(6, 20_000, np.where(careless, 0.97, 0.86), np.where(careless, 0.05, 0.8))
-    pooled = LABELS.model_copy(update={"user_shrinkage": 1e6})
-    assert compute_unreviewed_loss(rows, LABELS) < compute_unreviewed_loss(rows, pooled) - 0.01
+    unreviewed = np.setdiff1d(np.arange(20_000), rows.verdicts.index)
+    losses = []
+    for shrinkage in (LABELS.user_shrinkage, 1e6):
+        known = rows.fit(params=LABELS.model_copy(update={"user_shrinkage": shrinkage}))[1]
+        correct = known.compute_posterior(rows.votes, 20_000)[unreviewed]
+        losses.append(log_loss(rows.truth[unreviewed], correct))
+    assert losses[0] < losses[1] - 0.01
 
 
+@pytest.mark.slow
 def test_dawid_skene_finds_unreviewed_careless_user() -> None:
     rows = draw_world(7, 20_000, make_rates(0.86, first=0.99), make_rates(0.8, first=0.02))
-    unseen = rows.verdicts[(rows.votes["user"] != 1).to_numpy()[rows.verdicts.index]]
-    rows = World(rows.truth, rows.votes, unseen)
-    pool, by_agreement = fit_reliability(rows)
-    by_skene = fit_reliability(rows, params=SKENE)[1]
+    rows.verdicts = rows.verdicts[(rows.votes["user"] != 1).to_numpy()[rows.verdicts.index]]
+    pool, by_agreement = rows.fit()
+    by_skene = rows.fit(params=SKENE)[1]
     assert by_agreement.evidence[1] == pytest.approx(pool.evidence)
     assert by_skene.evidence[1, 1] < 0.3 < 1 < pool.evidence[1]
     others = by_skene.evidence[2:].mean(axis=0)
@@ -210,12 +179,86 @@ def test_dawid_skene_finds_unreviewed_careless_user() -> None:
 @pytest.mark.slow
 def test_dawid_skene_ignores_order_needs_both_thumbs() -> None:
     rows = draw_world(8)
-    _, known = fit_reliability(rows, params=SKENE)
-    shuffled = rows.votes.sample(frac=1, random_state=0)
-    assert fit_reliability(World(rows.truth, shuffled, rows.verdicts), params=SKENE)[1].evidence == pytest.approx(
-        known.evidence
-    )
+    shuffled = World(rows.truth, rows.votes.sample(frac=1, random_state=0), rows.verdicts)
+    evidence = [each.fit(params=SKENE)[1].evidence for each in (rows, shuffled)]
+    assert evidence[0] == pytest.approx(evidence[1])
     ups = rows.votes[rows.votes["up"]]
     one_kind = World(rows.truth, ups, pd.DataFrame({"label": rows.truth, "inclusion_probability": 1.0}))
-    labels = fit_reliability(one_kind, params=SKENE)[1].compute_labels(ups, 4000, SKENE)
-    assert labels["weight"].max() < 0.02
+    assert one_kind.fit(params=SKENE)[1].compute_labels(ups, 4000, SKENE)["weight"].max() < 0.02
+
+
+Vote = tuple[int, int, bool]
+
+
+def cap_weights(rows: list[Vote], limit: float = 0.05, correct: bool = True) -> tuple[pd.Series, LargestUserShare]:
+    """Cap labels of weight 0.4; the evidence of a vote is its thumb."""
+    given = votes(*rows)
+    labels = pd.DataFrame({"label": correct, "weight": 0.4}, index=sorted(set(given["row"])))
+    return cap_user_weights(given, np.where(given["up"], 1.0, -1.0), labels, limit)
+
+
+def make_votes(*thumbs: int) -> list[Vote]:
+    """Make this number of ups by each user, each on an answer of its own."""
+    users = np.repeat(np.arange(1, len(thumbs) + 1), thumbs)
+    return [(row, int(user), True) for row, user in enumerate(users)]
+
+
+@pytest.mark.parametrize("n_dominant", [1, 10])
+def test_cap_user_weights_dominant_user_is_cut(n_dominant: int) -> None:
+    weight, largest = cap_weights(make_votes(*[1000 // n_dominant] * n_dominant, *[1] * 100))
+    assert weight[:1000].nunique() == 1 and (weight[1000:] == 0.4).all()
+    assert weight[:1000].sum() / n_dominant == pytest.approx(0.05 * weight.sum())
+    assert largest.n_users == 100 + n_dominant
+    assert (largest.before, largest.after) == pytest.approx((1000 / n_dominant / 1100, 0.05))
+
+
+def test_cap_user_weights_few_users_have_equal_shares() -> None:
+    weight, largest = cap_weights(make_votes(50, 20, 10))
+    assert [weight[:50].sum(), weight[50:70].sum(), weight[70:].sum()] == pytest.approx([4.0, 4.0, 4.0])
+    assert largest.limit == 1 / 3 and largest.after == pytest.approx(1 / 3)
+    assert cap_weights(make_votes(7))[0].tolist() == [0.4] * 7
+
+
+def test_cap_user_weights_within_limit_is_unchanged() -> None:
+    assert (cap_weights(make_votes(1000, 1), limit=1.0)[0] == 0.4).all()
+    assert (cap_weights(make_votes(*[5] * 40))[0] == 0.4).all()
+    weight, largest = cap_weights([])
+    assert weight.empty and largest.n_users == 0
+
+
+def test_cap_user_weights_only_supporters_share() -> None:
+    rows = [(0, 1, True), (0, 2, True), (0, 3, False), (1, 2, True)]
+    weight, largest = cap_weights(rows, limit=0.6)
+    assert largest.n_users == 2  # user 3 was outvoted
+    assert largest.before == pytest.approx(0.75) and largest.after == pytest.approx(0.6)
+    assert weight[0] == pytest.approx(0.2 + 0.2 * 0.3 / 0.6) and weight[1] == pytest.approx(0.4 * 0.3 / 0.6)
+    assert cap_weights(rows, limit=0.6, correct=False)[1] == LargestUserShare(1, 1.0, 1.0, 1.0)
+
+
+def test_cap_user_weights_anonymous_thumb_is_own_user() -> None:
+    rows = [(row, 0, True) for row in range(40)] + [(40 + row, 1, True) for row in range(40)]
+    weight, largest = cap_weights(rows)
+    assert largest.n_users == 41
+    assert (weight[:40] == 0.4).all()
+    assert weight[40:].sum() == pytest.approx(0.05 * weight.sum())
+
+
+def test_cap_user_weights_contrary_user_supports_label() -> None:
+    labels = pd.DataFrame({"label": [False], "weight": [0.3]})
+    weight, largest = cap_user_weights(votes((0, 1, True)), np.array([-2.0]), labels, 0.05)
+    assert (weight[0], largest.n_users) == (0.3, 1)
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30), st.booleans()), max_size=200), st.floats(0.01, 1))
+def test_cap_user_weights_never_exceeds_limit(rows: list[Vote], limit: float) -> None:
+    given = votes(*rows)
+    chosen = sorted(set(given["row"]))
+    rng = np.random.default_rng(len(rows))
+    labels = pd.DataFrame({"label": rng.random(len(chosen)) < 0.5, "weight": rng.random(len(chosen))}, index=chosen)
+    evidence = np.where(given["up"], 1.0, -1.0)
+    weight, largest = cap_user_weights(given, evidence, labels, limit)
+    assert (weight >= 0).all() and (weight <= labels["weight"] + 1e-12).all()
+    assert largest.after <= max(limit, 1 / max(largest.n_users, 1)) + 1e-9
+    if not given["row"].duplicated().any():  # else a label's parts differ by now
+        again = cap_user_weights(given, evidence, labels.assign(weight=weight), limit)[1]
+        assert again.before == pytest.approx(largest.after, abs=1e-9)

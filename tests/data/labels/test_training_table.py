@@ -1,26 +1,32 @@
 import json
-from collections import Counter
 from datetime import timedelta
+from functools import partial
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from abstain.config.params import LabelParams, SplitParams
-from abstain.core.contracts import CRITERIA, ImportedInteraction
+from abstain.core.contracts import CRITERIA, MIN_INCLUSION_PROBABILITY, ImportedInteraction
 from abstain.core.errors import AbstainError
-from abstain.data.labels.data_card import DataCard, LabelCounts, NearDuplicates
+from abstain.data.labels.data_card import DataCard, NearDuplicates
 from abstain.data.labels.near_duplicate_splits import split_rows
 from abstain.data.labels.training_table import COLUMNS, build_training_table
-from abstain.data.store.splits import compute_holdout_digest, hash_to_unit_interval
+from abstain.data.store.splits import hash_to_unit_interval
+from abstain.learning.metrics.bootstrap import bootstrap
+from abstain.learning.metrics.weighted_metrics import precision, row_weights
 from abstain.sample.files import HISTORY
 from benchmarks.sample.handbook import build_handbook
 from benchmarks.sample.write import read_answered_questions
 from tests.data.frames import BY_GROUP, BY_TIME, FROZEN, LABELS, interactions, reviews, thumbs
-from tests.factories import ASKED, feedback, interaction, later, review
+from tests.factories import ASKED, interaction, review
 
 Tables = tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]
 
+NO_DUPLICATES = {
+    "line_of_business": "retail",
+    **dict.fromkeys(("question_duplicate", "answer_duplicate"), lambda frame: pd.Series(pd.NA, frame.index, "Int64")),
+}
 FEW = LABELS.model_copy(update={"min_agreement": 5})
 
 
@@ -28,8 +34,9 @@ def draw_crowd(seed: int = 0, answers: int = 600) -> Tables:
     """Draw answers of 40 groups in two batches, most with thumbs, half of them reviewed, some twice."""
     rng = np.random.default_rng(seed)
 
-    def add_delay(rows: np.ndarray, unit: str) -> pd.Series:
-        return asked[rows].reset_index(drop=True) + pd.to_timedelta(rng.integers(1, 90, len(rows)), unit)
+    def make_replies(row: np.ndarray, name: str, unit: str) -> pd.DataFrame:
+        delay = pd.to_timedelta(rng.integers(1, 90, len(row)), unit)
+        return pd.DataFrame({"interaction_id": ids[row], name: asked[row].reset_index(drop=True) + delay})
 
     def make_batches(count: int) -> np.ndarray:
         return np.where(np.arange(count) < count // 2, "000001", "000002")
@@ -40,21 +47,19 @@ def draw_crowd(seed: int = 0, answers: int = 600) -> Tables:
     rows = pd.DataFrame({"interaction_id": ids, "asked_at": asked, "batch": make_batches(answers)}).assign(
         group=[f"g{number}" for number in rng.integers(0, 40, answers)],
         product=rng.choice(np.array(["cards", None]), answers),
-        line_of_business="retail",
         display=None,
         propensity=np.nan,
         refusal=np.arange(answers) % 7 == 0,
-        question_duplicate=pd.array([pd.NA] * answers, "Int64"),
-        answer_duplicate=pd.array([pd.NA] * answers, "Int64"),
+        **NO_DUPLICATES,
     )
     row = rng.integers(0, answers, answers)
-    given = pd.DataFrame({"interaction_id": ids[row], "given_at": add_delay(row, "min")}).assign(
+    given = make_replies(row, "given_at", "min").assign(
         thumb=np.where(correct[row] == (rng.random(answers) < 0.85), "up", "down"),
         user=[None if number == 0 else f"u{number}" for number in rng.integers(0, 30, answers)],
     )
     row = rng.integers(0, answers, answers // 2)
     label = correct[row] ^ (rng.random(len(row)) < 0.1)
-    judged = pd.DataFrame({"interaction_id": ids[row], "reviewed_at": add_delay(row, "h")}).assign(
+    judged = make_replies(row, "reviewed_at", "h").assign(
         reviewer=[f"sme-{number}" for number in rng.integers(0, 3, len(row))],
         complete=label,
         correct=label | (rng.random(len(row)) < 0.3),
@@ -75,25 +80,23 @@ def test_training_table_columns_with_types() -> None:
     frame, summary = build_table(draw_crowd())
     assert tuple(frame.columns) == COLUMNS
     assert frame["correct"].isin([0, 1]).all() and frame["correct"].dtype == "int64"
-    assert set(frame["source"]) == {"review", "thumb"}
-    assert frame["weight"].gt(0).all()
-    assert frame.loc[frame["source"] == "thumb", "weight"].le(FEW.max_thumb_weight).all()
-    assert all(frame[name].dtype == "boolean" for name in ("complete", "review_correct", "truthful"))
     by_reviewer = frame["source"] == "review"
+    assert set(frame["source"]) == {"review", "thumb"} and frame["weight"].gt(0).all()
+    assert frame.loc[~by_reviewer, "weight"].le(FEW.max_thumb_weight).all()
+    assert all(frame[name].dtype == "boolean" for name in ("complete", "review_correct", "truthful"))
     assert (frame["complete"].notna() == by_reviewer).all()
     is_correct = (frame["complete"] & frame["review_correct"])[by_reviewer].astype(int)
     assert (frame.loc[by_reviewer, "correct"] == is_correct).all()
     assert frame["product"].isna().any() and frame["asked_at"].dt.tz is not None
-    assert DataCard.from_dict(json.loads(json.dumps(summary.to_dict()))).to_dict() == summary.to_dict()
-    assert len(json.dumps(summary.to_dict())) < 6000
+    written = json.dumps(summary.to_dict())
+    assert DataCard.from_dict(json.loads(written)).to_dict() == summary.to_dict() and len(written) < 6000
 
 
 def test_data_card_counts_add_up() -> None:
     tables = draw_crowd()
     frame, summary = build_table(tables)
-    labels = summary.labels
-    assert labels.reviewed + labels.thumb == len(frame)
-    assert labels.reviewed + labels.thumb + labels.unlabelled + labels.excluded == len(tables[0])
+    labels, conflicts = summary.labels, summary.conflicts
+    assert labels.reviewed + labels.thumb == len(frame) == len(tables[0]) - labels.unlabelled - labels.excluded
     assert labels.tied_thumbs > 0 and labels.conflicting_reviews == frame["reviews_disagree"].sum() > 0
     assert labels.correct == frame["correct"].sum()
     assert [card.answers for card in summary.splits] == [
@@ -104,12 +107,10 @@ def test_data_card_counts_add_up() -> None:
         for name, of in (("answers", frame[~frame["refusal"]]), ("refusals", frame[frame["refusal"]]))
     ]
     assert frame["refusal"].dtype == bool and 0 < frame["refusal"].sum() < len(frame) / 3
-    listed = summary.conflicts.answers
-    assert set(listed) <= set(frame.loc[frame["reviews_disagree"], "interaction_id"])
-    assert len(listed) + summary.conflicts.more == labels.conflicting_reviews
-    assert summary.reviewers.answers > 0
-    assert summary.thumbs.weights == "estimated, agreement"
-    assert summary.conflicts.thumbs_against_reviewers == frame["thumbs_disagree"].sum() > 0
+    assert set(conflicts.answers) <= set(frame.loc[frame["reviews_disagree"], "interaction_id"])
+    assert len(conflicts.answers) + conflicts.more == labels.conflicting_reviews
+    assert summary.reviewers.answers > 0 and summary.thumbs.weights == "estimated, agreement"
+    assert conflicts.thumbs_against_reviewers == frame["thumbs_disagree"].sum() > 0
     assert (frame.loc[frame["thumbs_disagree"], "source"] == "review").all()
 
 
@@ -124,6 +125,10 @@ def test_training_table_is_independent_of_order(seed: int, split: SplitParams) -
     again, same = build_table(shuffled, split=split)  # type: ignore[arg-type]
     assert again.to_parquet(index=False) == frame.to_parquet(index=False)
     assert json.dumps(same.to_dict()) == json.dumps(summary.to_dict())
+
+
+def assert_same_rows(found: pd.DataFrame, expected: pd.DataFrame) -> None:
+    pd.testing.assert_frame_equal(found.reset_index(drop=True), expected.reset_index(drop=True), check_exact=True)
 
 
 def limit_groups(tables: Tables, split: SplitParams) -> SplitParams:
@@ -151,9 +156,11 @@ def disturb(tables: Tables, ids: set[str], seed: int) -> Tables:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("model", ["agreement", pytest.param("dawid_skene", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("split", [BY_GROUP, BY_TIME], ids=["group", "time"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("model", "seed"),
+    [*(("agreement", seed) for seed in range(4)), pytest.param("dawid_skene", 0, marks=pytest.mark.slow)],
+)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:crowdkit")
 def test_training_table_no_leak_into_training(seed: int, split: SplitParams, model: str) -> None:
     tables = draw_crowd(seed, 1500)
@@ -164,8 +171,7 @@ def test_training_table_no_leak_into_training(seed: int, split: SplitParams, mod
     kept = frame[frame["split"] == "train"]
     outside = set(tables[0]["interaction_id"]) - set(list_training_ids(tables, split))
     changed, after = build_table(disturb(tables, outside, seed), params, split)
-    trained = changed[changed["split"] == "train"]
-    pd.testing.assert_frame_equal(trained.reset_index(drop=True), kept.reset_index(drop=True), check_exact=True)
+    assert_same_rows(changed[changed["split"] == "train"], kept)
     assert after.thumbs == summary.thumbs
     assert not changed[changed["split"] == "holdout"].equals(frame[frame["split"] == "holdout"])
 
@@ -185,10 +191,7 @@ def test_training_table_frozen_holdout_never_changes(seed: int) -> None:
     late_thumbs = given.assign(given_at=FROZEN, thumb="down", user="late")
     late_reviews = judged.assign(reviewed_at=FROZEN + timedelta(days=1), reviewer="late", complete=False)
     changed, _ = build_table((rows, pd.concat([given, late_thumbs]), pd.concat([judged, late_reviews])))
-    again = changed[changed["split"] == "holdout"]
-    pd.testing.assert_frame_equal(again.reset_index(drop=True), held.reset_index(drop=True), check_exact=True)
-    judged_now = held[held["source"] == "review"]
-    assert len(compute_holdout_digest(list(judged_now["interaction_id"]), judged_now["correct"].tolist())) == 64
+    assert_same_rows(changed[changed["split"] == "holdout"], held)
     assert not changed[changed["split"] == "newest"].equals(frame[frame["split"] == "newest"])
 
 
@@ -211,38 +214,10 @@ def test_training_table_limits_user_share_in_training() -> None:
     frame, summary = build_table((rows, given, judged))
     largest = summary.thumbs.largest_share
     assert largest.before > 0.2 and largest.after == pytest.approx(largest.limit) and largest.limit == 0.05
-    both = frame.merge(free, on="interaction_id", suffixes=("", "_free"))
-    assert len(both) == len(frame) == len(free)
-    cut = both["weight"] < both["weight_free"]
-    assert cut.any() and (both.loc[cut, "source"] == "thumb").all() and (both.loc[cut, "split"] == "train").all()
-    assert (both["weight"] <= both["weight_free"]).all() and (both["correct"] == both["correct_free"]).all()
-
-
-def test_training_table_random_thumbs_are_left_out() -> None:
-    rows, given, judged = draw_crowd(1, 2000)
-    given["thumb"] = np.random.default_rng(0).choice(["up", "down"], len(given))
-    _, summary = build_table((rows, given, judged))
-    assert summary.labels.thumbs_without_weight > 0.3 * summary.labels.unlabelled
-    assert summary.thumbs.label_weight["95%"] < 0.15
-
-
-def test_training_table_by_time_excludes_repeated_groups() -> None:
-    asked = {"early": [0, 1], "both": [2, 20], "window": [21], "after": [50], "early too": [3, 4]}
-    rows = [
-        interaction(f"{group}-{day}", group=group, asked_at=later(day)) for group, days in asked.items() for day in days
-    ]
-    given = [feedback(row.interaction_id, "up" if at % 2 else "down", days=60) for at, row in enumerate(rows)]
-    judged = [review(row.interaction_id, right=bool(at % 2), days=40) for at, row in enumerate(rows)]
-    seed = next(n for n in range(99) if _validates(n, "early too") and not _validates(n, "early"))
-    split = BY_TIME.model_copy(update={"seed": seed})
-    frame, summary = build_training_table(interactions(rows), thumbs(given), reviews(judged), LABELS, split)
-    assert Counter(frame["split"]) == {"train": 2, "validation": 2, "holdout": 2, "newest": 1}
-    assert "both-2" not in set(frame["interaction_id"])
-    assert summary.labels.excluded == 1
-
-
-def _validates(seed: int, group: str) -> bool:
-    return hash_to_unit_interval(seed, group) < BY_TIME.validation
+    cut = frame["weight"] < free["weight"]
+    assert cut.any() and set(frame.loc[cut, "source"]) == {"thumb"} and set(frame.loc[cut, "split"]) == {"train"}
+    assert (frame["weight"] <= free["weight"]).all()
+    pd.testing.assert_frame_equal(frame.drop(columns="weight"), free.drop(columns="weight"))
 
 
 def test_training_table_near_duplicates_of_holdout() -> None:
@@ -268,28 +243,23 @@ def test_training_table_near_duplicates_of_holdout() -> None:
     assert summary.labels.excluded == 1
 
 
-def test_training_table_ignores_unknown_answers() -> None:
+def test_training_table_ignores_unknown_rejects_repeated_answers() -> None:
     rows, given, judged = draw_crowd()
     frame, _ = build_table((rows, given, judged))
-    strays = [part.assign(interaction_id="nobody-asked-this") for part in (given, judged)]
-    again, _ = build_table((rows, pd.concat([strays[0], given]), pd.concat([strays[1], judged])))
+    strays = [pd.concat([part.assign(interaction_id="nobody-asked-this"), part]) for part in (given, judged)]
+    again, _ = build_table((rows, strays[0], strays[1]))
     pd.testing.assert_frame_equal(again, frame)
-
-
-def test_training_table_duplicate_interaction_raises() -> None:
-    rows, given, judged = draw_crowd()
     with pytest.raises(AbstainError, match="interaction 'q-[0-9]{4}' is in data/ twice"):
         build_table((pd.concat([rows, rows.tail(1)]), given, judged))
 
 
 @pytest.mark.parametrize("typed", [True, False], ids=["typed", "untyped"])
 def test_training_table_without_labels_raises(typed: bool) -> None:
-    tables = tuple(part.head(0) for part in draw_crowd()) if typed else (interactions([]), thumbs([]), reviews([]))
-    with pytest.raises(AbstainError, match="no labelled rows in the split 'train'"):
-        build_table(tables)  # type: ignore[arg-type]
-    rows, _, _ = draw_crowd()
-    with pytest.raises(AbstainError, match="no labelled rows in the split 'train'"):
-        build_table((rows, tables[1], tables[2]))
+    crowd = draw_crowd()
+    nothing = [part.head(0) for part in crowd] if typed else [interactions([]), thumbs([]), reviews([])]
+    for rows in (nothing[0], crowd[0]):
+        with pytest.raises(AbstainError, match="no labelled rows in the split 'train'"):
+            build_table((rows, nothing[1], nothing[2]))
 
 
 def test_training_table_needs_only_one_kind_of_feedback() -> None:
@@ -311,16 +281,6 @@ def sample() -> Tables:
         thumbs(thumb for _, thumb, _ in parts if thumb),
         reviews(judged for _, _, judged in parts if judged),
     )
-
-
-@pytest.mark.slow
-def test_data_card_sample_label_counts(sample: Tables) -> None:
-    frame, summary = build_training_table(*sample, LABELS, BY_GROUP)
-    none = dict.fromkeys(("tied_thumbs", "thumbs_without_weight", "conflicting_reviews", "excluded"), 0)
-    assert summary.labels == LabelCounts(reviewed=583, thumb=34, correct=306, unlabelled=7, **none)
-    assert not frame["refusal"].any()
-    assert Counter(frame["split"]) == {"train": 327, "validation": 172, "holdout": 93, "newest": 25}
-    assert frame["interaction_id"].is_monotonic_increasing  # as they were asked
 
 
 @pytest.mark.slow
@@ -361,3 +321,84 @@ def test_data_card_sample_names_flipped_user_with_batch(sample: Tables) -> None:
     _, after = build_training_table(rows, given, judged, LABELS, BY_GROUP)
     named = {(one.person, one.batch) for one in after.contradicting.flagged}
     assert named == {("reviewer sme-02", "000002"), ("user u-01234567", None)}
+
+
+LOGS, ANSWERS, THRESHOLD = 40, 1500, 0.6
+
+
+@pytest.fixture(scope="module")
+def answers() -> pd.DataFrame:
+    """The same answers in every `log`, each shown by chance, the more likely the `easier` it is.
+
+    An easy answer is more often correct, whatever the `confidence` of a new scorer is.
+    """
+    generator = np.random.default_rng(3)
+    easy, confidence = generator.random((2, ANSWERS))
+    one = pd.DataFrame({"confidence": confidence, "propensity": 0.05 + 0.9 * easy})
+    one["correct"] = generator.random(ANSWERS) < 0.7 * easy + 0.3 * confidence
+    rows = pd.concat([one.assign(log=log) for log in range(LOGS)], ignore_index=True)
+    shown = generator.random(len(rows)) < rows["propensity"]
+    return rows.assign(
+        interaction_id=[f"i-{at:06d}" for at in range(len(rows))],
+        asked_at=ASKED + pd.to_timedelta(np.arange(len(rows)), unit="s"),
+        group=[f"g-{at % 500}" for at in range(len(rows))],
+        product=None,
+        display=np.where(shown, "shown", "withheld"),
+        batch="000001",
+        refusal=False,
+        **NO_DUPLICATES,
+    )
+
+
+def make_reviews(answers: pd.DataFrame) -> pd.DataFrame:
+    """Make an unsampled review of each answer."""
+    criteria = dict.fromkeys(("complete", "correct", "truthful"), answers["correct"])
+    own = {"reviewed_at": ASKED + pd.Timedelta(days=1), "reviewer": "a", "inclusion_probability": np.nan, "batch": "1"}
+    return pd.DataFrame({"interaction_id": answers["interaction_id"], **own, **criteria})
+
+
+def build_labelled_table(answers: pd.DataFrame, by: str) -> pd.DataFrame:
+    """Build the table of shown answers, by thumbs or by unsampled reviews."""
+    shown = answers[answers["display"] == "shown"]
+    up = {"given_at": ASKED + pd.Timedelta(days=1), "thumb": np.where(shown["correct"], "up", "down"), "user": None}
+    up_rows = pd.DataFrame({"interaction_id": shown["interaction_id"], **up})
+    given = (up_rows, reviews([])) if by == "thumb" else (thumbs([]), make_reviews(shown))
+    table, _ = build_training_table(answers, *given, LABELS, BY_GROUP)
+    return table.merge(answers[["interaction_id", "confidence", "log"]], on="interaction_id")
+
+
+def count_standard_errors(found: list[float], truth: float) -> float:
+    """Return the distance of the mean estimate from the truth in standard errors."""
+    return abs(np.mean(found) - truth) / (np.std(found, ddof=1) / np.sqrt(len(found)))
+
+
+@pytest.mark.parametrize("by", ["thumb", "review"])
+def test_training_table_propensity_undoes_selection(answers: pd.DataFrame, by: str) -> None:
+    all_answers = answers[answers["log"] == 0]
+    truth = all_answers.loc[all_answers["confidence"] >= THRESHOLD, "correct"].mean()
+    weighted, unweighted, holds = [], [], []
+    for _, log in build_labelled_table(answers, by).groupby("log"):
+        weight = row_weights(log["inclusion_probability"].to_numpy())
+        figure = partial(precision, log["correct"].to_numpy(), log["confidence"].to_numpy(), threshold=THRESHOLD)
+        found = bootstrap({"": figure}, np.arange(len(log)), n_resamples=200, seed=1, weight=weight)[""]
+        weighted.append(found.value)
+        unweighted.append(figure(np.ones(len(log))))
+        low, high = found.interval
+        holds.append(low <= truth <= high)
+    assert count_standard_errors(weighted, truth) < 3 and np.mean(holds) >= 0.85
+    assert count_standard_errors(unweighted, truth) > 20 and np.mean(unweighted) > truth + 0.08
+
+
+def test_training_table_propensity_of_shown_answers_only(answers: pd.DataFrame) -> None:
+    few = answers[answers["log"] == 0].copy()
+    few.loc[few.index[:10], ["display", "propensity"]] = ["shown", 1e-9]
+    known = build_labelled_table(few, "review").merge(
+        few[["interaction_id", "display", "propensity"]], on="interaction_id"
+    )
+    expected = known["propensity"].clip(lower=MIN_INCLUSION_PROBABILITY)
+    assert (known["inclusion_probability"] == expected).all() and not known["sampled"].any()
+    assert (known["inclusion_probability"] == MIN_INCLUSION_PROBABILITY).sum() == 10
+    withheld = few.assign(display=np.where(few["display"] == "shown", "withheld", "shown"))
+    table, _ = build_training_table(withheld, thumbs([]), make_reviews(few), LABELS, BY_GROUP)
+    joined = table.merge(withheld[["interaction_id", "display"]], on="interaction_id")
+    assert (joined["inclusion_probability"].isna() == (joined["display"] == "withheld")).all()

@@ -1,14 +1,12 @@
 from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
 from abstain.core.codes import Code
-from abstain.core.contracts import Document, Interaction, Review, Thumb
+from abstain.core.contracts import Interaction, Review, Thumb
 from abstain.core.errors import AbstainError
-from abstain.core.files import write_atomically
 from abstain.core.json_lines import read_lines
 from abstain.data.store.dataframes import read_frames
 from abstain.data.store.dataset import DataStore, StagedBatch, explain_invalid_file_name
@@ -37,7 +35,7 @@ def test_data_store_reads_rows_in_order_of_arrival(tmp_path: Path) -> None:
     add_batch(tmp_path / "data", FIRST, {"documents/fees.md": markdown().encode()})
     add_batch(tmp_path / "data", SECOND)
     store = DataStore(tmp_path / "data")
-    assert tuple(store.iter_rows(Interaction)) == FIRST[:2]
+    assert tuple(store.require_interactions().iter_rows(Interaction)) == FIRST[:2]
     assert tuple(store.iter_rows(Thumb)) == (FIRST[2], SECOND[1])
     assert tuple(store.iter_rows(Review)) == SECOND[:1]
     assert [document.doc_id for document in read_documents(store.list_document_files())] == ["fees"]
@@ -119,24 +117,13 @@ def test_make_record_identity_by_contract() -> None:
 
 def test_data_store_missing_folder_has_no_rows(tmp_path: Path) -> None:
     store = DataStore(tmp_path / "nowhere")
-    assert not [
-        *store.iter_rows(Interaction),
-        *read_documents(store.list_document_files()),
-        *store.iter_chunks(),
-        *store.read_batches(),
-        *store.list_pending_files(),
-    ]
-    assert (len(store.build_key_index()), store.read_source_state("inbox")) == (0, {})
-    assert read_frames(store).interactions.empty
-    assert not (tmp_path / "nowhere").exists()
-
-
-def test_require_interactions_empty_store_raises(tmp_path: Path) -> None:
+    documents = read_documents(store.list_document_files())
+    assert not [*store.iter_rows(Interaction), *documents, *store.iter_chunks(), *store.read_batches()]
+    assert not store.list_pending_files() and store.read_source_state("inbox") == {}
+    assert len(store.build_key_index()) == 0 and read_frames(store).interactions.empty
     with pytest.raises(AbstainError) as caught:
-        DataStore(tmp_path).require_interactions()
-    assert caught.value.code == Code.NO_ROWS
-    add_batch(tmp_path / "data", FIRST)
-    assert list(DataStore(tmp_path / "data").require_interactions().iter_rows(Interaction)) == list(FIRST[:2])
+        store.require_interactions()
+    assert caught.value.code == Code.NO_ROWS and not (tmp_path / "nowhere").exists()
 
 
 def test_read_frames_columns_of_all_parts(tmp_path: Path) -> None:
@@ -171,20 +158,17 @@ def test_iter_rows_broken_row_names_line(tmp_path: Path, line: bytes, message: s
         DataStore(tmp_path).build_key_index()
 
 
-def test_read_documents_renamed_file_raises(tmp_path: Path) -> None:
-    add_batch(tmp_path / "data", FIRST, {"documents/tariff.md": markdown().encode()})
-    with pytest.raises(AbstainError, match=r"rename it to fees\.md"):
-        list(read_documents(DataStore(tmp_path / "data").list_document_files()))
-
-
-def test_read_documents_html_is_unchanged(tmp_path: Path) -> None:
+def test_read_documents_html_is_unchanged_if_named_by_its_id(tmp_path: Path) -> None:
     page = (
         b'<html><head><title>Fees</title><meta name="doc_id" content="fees">'
         b'<meta name="updated_at" content="2026-08-01T00:00:00Z"></head><body><h1>Card</h1><p>No fee.</p></body></html>'
     )
+    store = DataStore(tmp_path / "data")
     add_batch(tmp_path / "data", FIRST, {"documents/fees.html": page})
-    (document,) = read_documents(DataStore(tmp_path / "data").list_document_files())
-    assert isinstance(document, Document) and document == parse_document(page, "fees.html")
+    assert list(read_documents(store.list_document_files())) == [parse_document(page, "fees.html")]
+    add_batch(tmp_path / "data", SECOND, {"documents/tariff.md": markdown().encode()})
+    with pytest.raises(AbstainError, match=r"rename it to fees\.md"):
+        list(read_documents(store.list_document_files()))
 
 
 def test_read_lines_skips_blank_lines(tmp_path: Path) -> None:
@@ -192,15 +176,6 @@ def test_read_lines_skips_blank_lines(tmp_path: Path) -> None:
     found = list(read_lines(tmp_path / "a.jsonl"))
     assert [text for _, text in found] == ['{"a": "x\u2028y"}'.encode(), b'{"b": 1}']
     assert [offset for offset, _ in found] == [4, 4 + len(found[0][1]) + 1]
-
-
-def test_write_atomically_failure_keeps_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "rows.jsonl"
-    write_atomically(path, b"old\n")
-    monkeypatch.setattr(Path, "replace", Mock(side_effect=OSError("disk gone")))
-    with pytest.raises(OSError, match="disk gone"):
-        write_atomically(path, b"new\n")
-    assert bytes_of(tmp_path) == {"rows.jsonl": b"old\n"}
 
 
 @pytest.mark.parametrize("doc_id", ["../fees", "a/b", ".hidden", "a#b", "a b", "x" * 129, "é"])

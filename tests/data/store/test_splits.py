@@ -37,9 +37,12 @@ rows = st.lists(st.tuples(st.sampled_from([f"g{n}" for n in range(12)]) | st.tex
 
 
 def split(rows: Rows, params: SplitParams) -> list[str]:
-    groups = pd.Series([group for group, _ in rows], dtype="str")
-    asked_at = pd.Series([asked_at for _, asked_at in rows], dtype="datetime64[us, UTC]")
-    return assign_splits(groups, asked_at, params).tolist()
+    index = pd.RangeIndex(7, 7 + len(rows))
+    groups = pd.Series([group for group, _ in rows], index, dtype="str")
+    asked_at = pd.Series([asked_at for _, asked_at in rows], index, dtype="datetime64[us, UTC]")
+    found = assign_splits(groups, asked_at, params)
+    assert found.index.equals(index)
+    return found.tolist()
 
 
 def part(split: str) -> str:
@@ -112,89 +115,53 @@ def test_assign_splits_sample_is_fixed() -> None:
     assert hashlib.sha256(json.dumps(pairs).encode()).hexdigest() == SAMPLE_DIGEST
 
 
-def test_assign_splits_freezing_moment_is_newest() -> None:
-    group = next(f"g{n}" for n in range(100) if hash_to_unit_interval(11, f"g{n}") < 0.25)
-    assert split([(group, FROZEN), (group, FROZEN - timedelta(seconds=1))], BY_GROUP) == ["newest", "holdout"]
-    assert split([("a", FROZEN), ("b", OPENS)], BY_TIME) == ["newest", "holdout"]
-
-
-def test_assign_splits_refilled_holdout() -> None:
-    group = next(f"g{n}" for n in range(100) if hash_to_unit_interval(11, f"g{n}") < 0.25)
-    other = next(f"g{n}" for n in range(100) if hash_to_unit_interval(11, f"g{n}") > 0.75)
-    refilled = BY_GROUP.model_copy(update={"holdout_from": FROZEN, "holdout_frozen_at": FROZEN + timedelta(days=30)})
+def test_assign_splits_at_the_freezing_moment_and_refilled() -> None:
+    names = [f"g{n}" for n in range(100)]
+    group, other = (next(n for n in names if low < hash_to_unit_interval(11, n) < low + 0.25) for low in (0, 0.75))
     days = [FROZEN - timedelta(seconds=1), FROZEN, FROZEN + timedelta(days=30)]
+    assert split([(group, day) for day in days], BY_GROUP) == ["holdout", "newest", "newest"]
+    assert split([("a", FROZEN), ("b", OPENS)], BY_TIME) == ["newest", "holdout"]
+    refilled = BY_GROUP.model_copy(update={"holdout_from": FROZEN, "holdout_frozen_at": days[2]})
     assert split([(group, day) for day in days], refilled) == ["excluded", "holdout", "newest"]
     assert split([(other, day) for day in days], refilled) == ["train"] * 3
 
 
-def test_assign_splits_keeps_index() -> None:
-    groups = pd.Series(["a", "b"], index=[7, 3], dtype="str")
-    found = assign_splits(groups, pd.Series([FROZEN, OPENS], index=[7, 3]), BY_TIME)
-    assert found.to_dict() == {7: "newest", 3: "holdout"}
-
-
-@pytest.mark.parametrize("opens", [None, FROZEN, FROZEN + timedelta(days=1)])
-def test_split_params_empty_window_raises(opens: datetime | None) -> None:
-    with pytest.raises(ValueError, match="by: time needs a holdout_from before holdout_frozen_at"):
-        SplitParams(**{**BY_TIME.model_dump(), "holdout_from": opens})
-
-
-def test_split_params_by_time_ignores_holdout_fraction() -> None:
+def test_split_params_empty_window_or_training_raises() -> None:
+    for opens in (None, FROZEN, FROZEN + timedelta(days=1)):
+        with pytest.raises(ValueError, match="by: time needs a holdout_from before holdout_frozen_at"):
+            SplitParams(**{**BY_TIME.model_dump(), "holdout_from": opens})
     assert SplitParams(**{**BY_TIME.model_dump(), "holdout": 0.9}).by == "time"
     with pytest.raises(ValueError, match="leave nothing to train on"):
         SplitParams(**{**BY_GROUP.model_dump(), "holdout": 0.9})
 
 
-def check(splits: list[str], correct: list[bool], by: str = "group") -> None:
-    check_splits(pd.DataFrame({"split": splits, "correct": correct}), by)
-
-
 ENOUGH = ["train", "train", "validation", "validation", "holdout", "holdout"]
 
 
-def test_check_splits_both_labels_passes() -> None:
-    check(ENOUGH, [True, False] * 3)
-    check([*ENOUGH, "newest"], [True, False] * 3 + [True])
-
-
-@pytest.mark.parametrize("missing", ["train", "validation", "holdout"])
 @pytest.mark.parametrize(
     ("by", "remedy"), [("group", "ingest feedback on more groups"), ("time", ".*split.holdout_from")]
 )
-def test_check_splits_empty_split_raises(missing: str, by: str, remedy: str) -> None:
-    with pytest.raises(AbstainError, match=f"no labelled rows in the split '{missing}': {remedy}"):
-        check([split for split in ENOUGH if split != missing], [True, False] * 2, by)
+def test_check_splits_empty_split_raises(by: str, remedy: str) -> None:
+    frame = pd.DataFrame({"split": [*ENOUGH, "newest"], "correct": [True, False] * 3 + [True]})
+    check_splits(frame, by)
+    for missing in ("train", "validation", "holdout"):
+        with pytest.raises(AbstainError, match=f"no labelled rows in the split '{missing}': {remedy}") as error:
+            check_splits(frame[frame["split"] != missing], by)
+        assert error.value.code == Code.TOO_FEW_LABELS
+    assert split([], BY_GROUP) == split([], BY_TIME) == []
+    with pytest.raises(AbstainError, match="'train'"):
+        check_splits(frame.head(0), by)
 
 
 @pytest.mark.parametrize(
     ("correct", "only", "lacking"), [(True, "correct", "incorrect"), (False, "incorrect", "correct")]
 )
 def test_check_splits_one_label_raises(correct: bool, only: str, lacking: str) -> None:
-    with pytest.raises(
-        AbstainError, match=f"only {only} answers in the split 'validation' .*feedback on {lacking} ones"
-    ):
-        check(ENOUGH, [True, False, correct, correct, True, False])
-
-
-def test_check_splits_no_rows_raises() -> None:
-    assert split([], BY_GROUP) == split([], BY_TIME) == []
-    with pytest.raises(AbstainError, match="'train'"):
-        check([], [])
-
-
-def test_compute_holdout_digest_ignores_order_only() -> None:
-    digest = compute_holdout_digest(["a", "b"], [True, False])
-    assert digest == compute_holdout_digest(["b", "a"], [False, True])
-    assert digest != compute_holdout_digest(["a", "b"], [True, True])
-    assert digest != compute_holdout_digest(["a", "c"], [True, False])
-    assert len(digest) == 64
-
-
-def test_select_reviewed_drops_thumbs() -> None:
-    frame = pd.DataFrame({"source": ["thumb", "review", "thumb", "review"], "row": range(4)})
-    assert select_reviewed(frame)["row"].tolist() == [1, 3]
-    thumbs = frame[frame["source"] == "thumb"]
-    assert select_reviewed(thumbs).empty
+    frame = pd.DataFrame({"split": ENOUGH, "correct": [True, False, correct, correct, True, False]})
+    expected = f"only {only} answers in the split 'validation' .*feedback on {lacking} ones"
+    with pytest.raises(AbstainError, match=expected) as error:
+        check_splits(frame, "group")
+    assert error.value.code == Code.TOO_FEW_LABELS
 
 
 def test_split_by_sampling_separates_self_selected() -> None:
@@ -208,20 +175,14 @@ def test_split_by_sampling_separates_self_selected() -> None:
 
 
 def test_select_reviewed_holdout_by_position() -> None:
-    frame = pd.DataFrame(
-        {"source": ["review", "thumb", "review", "review"], "split": ["holdout", "holdout", "train", "holdout"]}
-    )
+    splits = ["holdout", "holdout", "train", "holdout"]
+    frame = pd.DataFrame({"source": ["review", "thumb", "review", "review"], "split": splits})
+    assert select_reviewed(frame).index.tolist() == [0, 2, 3]
     assert select_reviewed_holdout(frame, ["a", "b", "c", "d"]) == ["a", "d"]
 
 
 def test_compute_holdout_digest_hashes_sorted_utf8_json() -> None:
     """The digests of former promotions are stored, so they may not change."""
     text = '[["b", false], ["ä", true]]'
-    assert compute_holdout_digest(["ä", "b"], [True, False]) == hashlib.sha256(text.encode()).hexdigest()
-
-
-@pytest.mark.parametrize("correct", [[], [True, True]])
-def test_check_splits_too_few_labels_raises_code(correct: list[bool]) -> None:
-    with pytest.raises(AbstainError) as error:
-        check_splits(pd.DataFrame({"split": ["train"] * len(correct), "correct": correct}), "group")
-    assert error.value.code == Code.TOO_FEW_LABELS
+    digests = [compute_holdout_digest(["ä", "b"], [True, False]), compute_holdout_digest(["b", "ä"], [False, True])]
+    assert digests == [hashlib.sha256(text.encode()).hexdigest()] * 2

@@ -4,8 +4,6 @@ import re
 
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from abstain.data.labels.contradictions import Contradiction, Contradictions
 from abstain.data.validation.quality import compute_text_digest, compute_text_digests, validate_training
@@ -20,34 +18,23 @@ SPLITS = ("train", "validation", "holdout", "newest")
 def make_table(rows: int = 40, **changes: list) -> pd.DataFrame:
     """Make this number of reviewed answers for each split, half of them correct, each in a group of its own."""
     number = rows * len(SPLITS)
-    frame = pd.DataFrame(
-        {
-            "interaction_id": [f"i-{at}" for at in range(number)],
-            "group": [f"g-{at}" for at in range(number)],
-            "split": [split for split in SPLITS for _ in range(rows)],
-            "correct": [at % 2 for at in range(number)],
-            "source": "review",
-            "reviews_disagree": False,
-            "thumbs_disagree": False,
-            "duplicate_in_training": False,
-        }
+    frame = pd.DataFrame({"correct": [at % 2 for at in range(number)], "source": "review"}).assign(
+        interaction_id=[f"i-{at}" for at in range(number)],
+        group=[f"g-{at}" for at in range(number)],
+        split=[split for split in SPLITS for _ in range(rows)],
+        **dict.fromkeys(("reviews_disagree", "thumbs_disagree", "duplicate_in_training"), False),
     )
     for column, values in changes.items():
         frame[column] = values + frame[column].tolist()[len(values) :]
     return frame
 
 
-NOBODY = Contradictions(3, ())
-
-
-def validate_table(
-    frame: pd.DataFrame, left_out: int = 0, contradicting: Contradictions = NOBODY, **copies: str
-) -> ValidationResult:
+def validate_table(frame: pd.DataFrame, left_out: int = 0, flagged: tuple = (), **copies: str) -> ValidationResult:
     """Validate a table; `copies` have the text of another row, as in i_1="i-2"."""
     digests = pd.Series(range(len(frame)), index=pd.Index(frame["interaction_id"]), dtype="int64")
     for one, other in copies.items():
         digests[one.replace("_", "-")] = digests[other]
-    return validate_training(frame, digests, left_out, contradicting.messages, QUALITY)
+    return validate_training(frame, digests, left_out, Contradictions(3, flagged).messages, QUALITY)
 
 
 def test_compute_text_digest_depends_on_words_only() -> None:
@@ -58,19 +45,18 @@ def test_compute_text_digest_depends_on_words_only() -> None:
     assert fee == digest("What is  the FEE", "it's 5 €!", "other") == digest("What is the fee?", "It\u2019s ５ €.")
     assert fee != digest("What is the fee?", "It's 6 €.")
     assert digest("a", "b c") != digest("a b", "c")
-    digests = compute_text_digests([interaction("i-1", question="a", answer="b c"), interaction("i-2", answer="x")])
-    assert digests.dtype == "int64" and digests["i-1"] == digest("a", "b c")
-
-
-@given(st.text(min_size=1), st.text(min_size=1))
-def test_compute_text_digest_has_64_bits(question: str, answer: str) -> None:
-    row = interaction().model_copy(update={"question": question, "answer": answer})
-    assert -(2**63) <= compute_text_digest(row) < 2**63
+    rows = [interaction(f"i-{number}", question="a", answer=f"b {number}") for number in range(99)]
+    digests = compute_text_digests(rows)
+    assert digests.dtype == "int64" and digests["i-1"] == digest("a", "b 1")
 
 
 @pytest.mark.slow
 def test_validate_training_sound_table_passes() -> None:
-    result = validate_table(make_table())
+    """The newest answers may be of a group of the hold-out, and what is excluded may be anything."""
+    frame = make_table()
+    frame.loc[120, "group"] = "g-80"
+    excluded = frame.tail(1).assign(interaction_id="i-160", group="g-80", split="excluded")
+    result = validate_table(pd.concat([frame, excluded], ignore_index=True), i_160="i-80")
     assert result.success and result.warnings == ()
     assert result.rows == {"labels": 160, "splits": 5, "people": 3}
     assert result.splits[0] == SplitLabels("all", 160, 80, 160)
@@ -91,15 +77,6 @@ def test_validate_training_straddling_group_is_error() -> None:
 
 
 @pytest.mark.slow
-def test_validate_training_newest_shares_holdout_groups() -> None:
-    frame = make_table()
-    frame.loc[120, "group"] = "g-80"
-    frame.loc[0, ["group", "split"]] = ["g-80", "excluded"]
-    result = validate_table(frame, i_0="i-80")
-    assert result.success and result.rows["labels"] == 159
-
-
-@pytest.mark.slow
 def test_validate_training_leaked_holdout_is_error() -> None:
     result = validate_table(make_table(), i_80="i-0", i_81="i-41", i_120="i-1")
     (check,) = result.errors
@@ -111,37 +88,31 @@ def test_validate_training_leaked_holdout_is_error() -> None:
 
 
 @pytest.mark.slow
-def test_validate_training_near_duplicates_are_warning() -> None:
-    result = validate_table(make_table(duplicate_in_training=[False] * 80 + [True] * 5), left_out=1234)
-    assert result.success and result.notes[0].startswith("1,234 near-duplicates")
-    (line,) = result.format_warnings()
-    assert line.startswith("A107 holdout: 12.5 %") and "5 % allowed (quality.max_near_duplicate_share)" in line
-
-
-@pytest.mark.slow
 def test_validate_training_poor_labels_are_warnings() -> None:
-    source, thumbs_disagree = ["review"] * 80 + ["thumb"] * 24, [True] * 51
-    frame = make_table(correct=[1] * 40, source=source, reviews_disagree=[True] * 17, thumbs_disagree=thumbs_disagree)
-    result = validate_table(frame)
-    assert result.success and {check.code for check in result.warnings} == {"A107"}
-    assert {check.column: check.sample for check in result.warnings} == {
-        "correct_share": ("splits/train",),
-        "reviewed_share": ("splits/holdout",),
-        "reviews_disagree_share": ("splits/all",),
-        "thumbs_disagree_share": ("splits/all",),
-    }
-    percents = [re.findall(r"[\d.]+ %", line) for line in result.format_warnings()]
-    assert percents == [["100 %", "10 %", "90 %"], ["40 %", "50 %"], ["12.5 %", "10 %"], ["37.5 %", "25 %"]]
-
-
-@pytest.mark.slow
-def test_validate_training_contradiction_is_warning() -> None:
     person = Contradiction("reviewer r-1", "000002", 45, 41, 3, 1e-9, "reviewer r-01234567 in batch 000002: 41 of 45")
-    result = validate_table(make_table(), contradicting=Contradictions(3, (person,)))
-    assert result.success and result.rows["people"] == 3
-    assert result.format_warnings() == [
+    frame = make_table(
+        80,
+        correct=[1] * 80,
+        source=["review"] * 160 + ["thumb"] * 48,
+        reviews_disagree=[True] * 34,
+        thumbs_disagree=[True] * 102,
+        duplicate_in_training=[False] * 208 + [True] * 4,
+    )
+    result = validate_table(frame, left_out=1234, flagged=(person,))
+    assert result.success and result.notes[0].startswith("1,234 near-duplicates") and result.rows["people"] == 3
+    assert {check.column: check.sample[0] for check in result.warnings if check.suite == "splits"} == {
+        "correct_share": "splits/train",
+        "reviewed_share": "splits/holdout",
+        "near_duplicate_share": "splits/holdout",
+        "reviews_disagree_share": "splits/all",
+        "thumbs_disagree_share": "splits/all",
+    }
+    *lines, contradiction = result.format_warnings()
+    percents = [["100 %", "10 %", "90 %"], ["40 %", "50 %"], ["12.5 %", "5 %"], ["12.5 %", "10 %"], ["37.5 %", "25 %"]]
+    assert sorted(re.findall(r"[\d.]+ %", line) for line in lines) == sorted(percents)
+    assert contradiction == (
         "A112 judgements that contradict the others' beyond chance: reviewer r-01234567 in batch 000002: 41 of 45"
-    ]
+    )
 
 
 @pytest.mark.slow

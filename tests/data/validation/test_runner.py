@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from abstain.core.contracts import Chunk, Document, Interaction, Review, Thumb
+from abstain.config.params import ValidationParams
+from abstain.core.contracts import Chunk, Document, Interaction, Review, Thumb, make_unnamed_context
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import to_json_lines
-from abstain.data.store.dataset import DataStore, read_rows
+from abstain.data.store.dataset import DataStore
 from abstain.data.store.key_index import KeyIndex
 from abstain.data.store.record_keys import make_record
 from abstain.data.validation.checks import TABLES, ExistingData, ValidatedRows, expect_present
@@ -19,7 +20,7 @@ from abstain.data.validation.results import MAX_LISTED_ROWS, MAX_SAMPLE_ROWS, Va
 from abstain.data.validation.runner import run_suites, validate
 from abstain.data.validation.store_validation import validate_store
 from abstain.ingest.pipeline.run import ingest
-from abstain.ingest.quarantine import Quarantine, QuarantinedRow, require_unblocked
+from abstain.ingest.quarantine import Quarantine, require_unblocked
 from abstain.ingest.report import IngestReport
 from abstain.ingest.sources.files import make_explicit_sources
 from tests.factories import (
@@ -43,18 +44,15 @@ pytestmark = pytest.mark.slow  # the import and some fifty runs of the suites: m
 Tables = dict[str, tuple]
 
 
-def validate_tables(tables: Tables, before: tuple = ()) -> ValidationResult:
-    """Validate tables and one interaction, document and chunk, after the rows `before`."""
+def validate_tables(tables: Tables, params: ValidationParams = PARAMS) -> ValidationResult:
+    """Validate tables and one interaction, document and chunk."""
     every: Tables = {"documents": (DOCUMENT,), "chunks": (CHUNK,), "interactions": (interaction(),), **tables}
     stored = {
         name: tuple(make_record(row) for row in every.get(name, ())) for name in ("interactions", "feedback", "reviews")
     }
-    index = KeyIndex()
-    for one in before:
-        index.add(make_record(one), 0, 0, 0)
-    known = ExistingData(index, {"fees"}, {chunk.chunk_id for chunk in every["chunks"] if chunk.removed_at is None})
+    known = ExistingData(KeyIndex(), {"fees"}, {"fees#0"})
     rows = ValidatedRows(documents=every["documents"], chunks=every["chunks"], **stored)
-    return validate(rows, known, PARAMS, NOW)
+    return validate(rows, known, params, NOW)
 
 
 def make_citing(*chunk_ids: str, key: str = "i-1") -> tuple:
@@ -74,6 +72,32 @@ def test_validate_sound_rows_pass() -> None:
     assert result.rows == dict.fromkeys(TABLES, 1)
 
 
+def test_validate_rows_at_the_limits_pass() -> None:
+    full, day = "a" * 200, timedelta(days=1)
+    unnamed = make_unnamed_context(full)  # of no document
+    asked = interaction(question=full, answer=full, contexts=(*cited("fees#0"), unnamed), token_log_probs=(-1.0, 0.0))
+    late = interaction("i-2", asked_at=NOW - 90 * day, contexts=(unnamed,), display="shown", propensity=1.0)
+    result = validate_tables(
+        {
+            "interactions": (asked, late, interaction("i-3", asked_at=NOW, contexts=(unnamed,))),
+            "feedback": (feedback(comment=full, days=0), Thumb(interaction_id="i-2", thumb="up", given_at=NOW)),
+            "reviews": (
+                review(days=0, ideal_answer=full, inclusion_probability=1e-6),
+                Review(**review("i-2", inclusion_probability=1).model_dump() | {"reviewed_at": NOW}),
+            ),
+        }
+    )
+    assert result.reasons == {} and result.warnings == ()
+
+
+def test_validate_allows_clock_skew() -> None:
+    skew = PARAMS.model_copy(update={"max_clock_skew_seconds": 300})
+    ahead = [interaction(str(seconds), asked_at=NOW + timedelta(seconds=seconds)) for seconds in (300, 301)]
+    behind = [feedback(days=-seconds / 86400) for seconds in (300, 301)]
+    result = validate_tables({"interactions": (interaction(), *ahead), "feedback": tuple(behind)}, params=skew)
+    assert set(result.reasons) == {get_key(ahead[1]), get_key(behind[1])}
+
+
 def change(row: Any, **changes: Any) -> Any:
     return row.model_copy(update=changes)
 
@@ -84,22 +108,34 @@ BROKEN: list[tuple[Any, str]] = [
     (interaction("twice", answer="x"), "interaction_id: 'twice' occurs more than once"),
     (interaction("early", asked_at=NOW + timedelta(seconds=30)), "asked_at: 30 s in the future, 0 allowed"),
     (interaction("long", answer="a" * 201), "answer: 201 characters, 200 allowed"),
+    (change(interaction("silent"), answer=""), "answer: this field is empty"),
+    (change(interaction("mute"), question=""), "question: this field is empty"),
+    (interaction("asks", question="a" * 201), "question: 201 characters, 200 allowed"),
+    (interaction("reads", contexts=(make_unnamed_context("a" * 201),)), "contexts: 201 characters, 200 allowed"),
     (*make_citing("fees#0", "b#1", "a#1", key="lost"), "contexts: no ingested document holds 'a#1', 'b#1'"),
     (change(interaction("nan"), writer_scores={"a": math.nan, "b": 1.0}), "writer_scores: 'a' is no finite number"),
     (change(interaction("above"), token_log_probs=(-1.0, 0.5)), "token_log_probs: 0.5 is above 0"),
     (change(interaction("gate"), display="maybe"), "display: 'maybe' is neither shown nor withheld"),
     (change(interaction("odds"), display="shown", propensity=0.0), "propensity: 0 is not in (0, 1]"),
+    (change(interaction("sure"), display="shown", propensity=1.01), "propensity: 1.01 is not in (0, 1]"),
     (interaction("alone", propensity=0.5), "propensity: there is no display beside it"),
     (feedback("other"), "interaction_id: there is no such interaction"),
     (feedback(days=-1.5), "given_at: before the question was asked (-1.5 days)"),
     (feedback(days=91), "given_at: 91 days after the question, 90 allowed"),
+    (feedback(days=3, comment="a" * 201), "comment: 201 characters, 200 allowed"),
+    (feedback(days=61), "given_at: 43,200 s in the future, 0 allowed"),
     (feedback(user="u"), TWO_THUMBS),
     (feedback(user="u", thumb="down"), TWO_THUMBS),
     (change(feedback(), thumb="left"), "thumb: 'left' is neither up nor down"),
     (review("other"), "interaction_id: there is no such interaction"),
+    (review(days=3, ideal_answer="a" * 201), "ideal_answer: 201 characters, 200 allowed"),
+    (review(days=-1.5), "reviewed_at: before the question was asked (-1.5 days)"),
+    (review(days=61), "reviewed_at: 43,200 s in the future, 0 allowed"),
+    (review(days=91), "reviewed_at: 91 days after the question, 90 allowed"),
     (review(), TWO_VERDICTS),
     (review(right=False), TWO_VERDICTS),
     (change(review(reviewer="sme-2"), inclusion_probability=0.0), "inclusion_probability: 0 is not in [1e-06, 1]"),
+    (change(review(reviewer="sme-3"), inclusion_probability=1.01), "inclusion_probability: 1.01 is not in [1e-06, 1]"),
     (change(DOCUMENT, doc_id="twice"), "doc_id: 'twice' occurs more than once"),
     (change(DOCUMENT, doc_id="twice", title="x"), "doc_id: 'twice' occurs more than once"),
     (change(DOCUMENT, doc_id="empty"), "document: nothing in it can be retrieved"),
@@ -128,52 +164,24 @@ def test_validate_broken_row_has_reason() -> None:
     assert {key for check in result.errors for key in check.sample} == set(result.reasons)
 
 
-def test_validate_rows_of_earlier_batches_fail() -> None:
-    again = interaction(), feedback(user="u"), review()
-    result = validate_tables({"interactions": again[:1], "feedback": again[1:2], "reviews": again[2:]}, before=again)
-    assert set(result.reasons) == {get_key(one) for one in again}
-    # and an interaction of an earlier batch is one that can be replied to
-    late = feedback(days=91)
-    replies = validate_tables({"interactions": (), "feedback": (feedback(), late)}, before=(interaction(),))
-    assert set(replies.reasons) == {get_key(late)}
-
-
-def test_validate_missing_contexts_are_warning() -> None:
-    result = validate_tables({"interactions": (interaction("a"), *make_citing("fees#0", key="b"), interaction("c"))})
+def test_validate_missing_or_outdated_contexts_are_warnings() -> None:
+    asked = interaction("a"), *make_citing("fees#0", key="b"), *make_citing("fees#8", "fees#7", "fees#7", key="c")
+    result = validate_tables({"interactions": asked})
     assert result.success
-    (warning,) = result.warnings
-    assert (warning.column, warning.failed_rows) == ("contexts", 2)
-    assert warning.sample == ("interactions/a", "interactions/c")
+    assert [(found.column, found.sample) for found in result.warnings] == [
+        ("contexts", ("interactions/a",)),
+        ("outdated_contexts", ("interactions/c",)),
+    ]
+    assert result.warnings[1].messages[0].startswith("contexts: 'fees#7', 'fees#8' is not retrievable")
 
 
-def test_validate_outdated_chunk_is_warning() -> None:
-    result = validate_tables({"interactions": make_citing("fees#7")})
-    assert result.success
-    assert [(found.column, found.failed_rows) for found in result.warnings] == [("outdated_contexts", 1)]
-
-
-def test_validate_empty_tables_are_skipped() -> None:
-    result = validate(ValidatedRows(), ExistingData(KeyIndex()), PARAMS, NOW)
-    assert result.success
-    assert result.checks == () and result.notes == ()
-    assert [note.partition(":")[0] for note in result.all_notes] == [*TABLES]
-
-
-def test_validate_without_documents_skips_contexts() -> None:
+def test_validate_skips_empty_tables_and_contexts() -> None:
+    nothing = validate(ValidatedRows(), ExistingData(KeyIndex()), PARAMS, NOW)
+    assert nothing.success and nothing.checks == () and nothing.notes == ()
+    assert [note.partition(":")[0] for note in nothing.all_notes] == [*TABLES]
     rows = ValidatedRows(interactions=[make_record(row) for row in make_citing("x#1")])
     result = validate(rows, ExistingData(KeyIndex()), PARAMS, NOW)
-    assert result.success
-    assert "interactions: without documents their contexts were not checked" in result.notes
-
-
-def test_validation_result_is_deterministic_json() -> None:
-    rows: Tables = {
-        "interactions": (interaction(answer="a" * 201), interaction("i-2")),
-        "feedback": (feedback("gone"),),
-    }
-    text = json.dumps(validate_tables(rows).to_dict())
-    assert text == json.dumps(validate_tables(rows).to_dict())
-    assert json.loads(text)["success"] is False and json.loads(text)["failing"] == 2
+    assert result.success and "interactions: without documents their contexts were not checked" in result.notes
 
 
 def test_run_suites_unknown_column_raises() -> None:
@@ -198,27 +206,27 @@ def write_store(folder: Path, *batches: Tables) -> DataStore:
 
 def test_validate_store_checks_parts_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("abstain.data.validation.store_validation.BLOCK_ROWS", 2)
-    first = {"interactions": tuple(make_citing("fees#0", key=f"i-{n}")[0] for n in (1, 2, 3))}
-    replies = {"feedback": (feedback(), feedback("i-4")), "reviews": (review(),)}
-    result = validate_store(
-        write_store(tmp_path / "sound", first, {"interactions": make_citing("fees#0", key="i-4"), **replies}),
-        PARAMS,
-        NOW,
-    )
+    again = {"feedback": (feedback(user="u"),), "reviews": (review(),)}
+    first = {"interactions": tuple(make_citing("fees#0", key=f"i-{n}")[0] for n in (1, 2, 3)), **again}
+    second: Tables = {"interactions": make_citing("fees#0", key="i-4"), "feedback": (feedback(), feedback("i-4"))}
+    result = validate_store(write_store(tmp_path / "sound", first, second), PARAMS, NOW)
     assert result.success and result.notes == () and result.warnings == ()
-    assert result.rows == {"interactions": 4, "feedback": 2, "reviews": 1, "documents": 1, "chunks": 1}
+    assert result.rows == {"interactions": 4, "feedback": 3, "reviews": 1, "documents": 1, "chunks": 1}
 
-    second = {"interactions": make_citing("fees#0", key="i-1"), "feedback": (feedback("i-9"), feedback("i-3", days=91))}
+    replies = *again["feedback"], feedback("i-9"), feedback("i-3", days=91)
+    second = {"interactions": make_citing("fees#0", key="i-1"), **again, "feedback": replies}
     result = validate_store(write_store(tmp_path / "broken", first, second), PARAMS, NOW)
     failing = {
         "/".join(key.split("/")[:2]): [reason.field for reason in reasons] for key, reasons in result.reasons.items()
     }
     assert failing == {
         "interactions/i-1": ["interaction_id"],
+        "feedback/i-1": ["thumb"],
         "feedback/i-9": ["interaction_id"],
         "feedback/i-3": ["given_at", "given_at"],
+        "reviews/i-1": ["review"],
     }
-    assert result.n_failed_rows == 3
+    assert result.n_failed_rows == 5
 
 
 def test_validate_store_broken_line_names_file(tmp_path: Path) -> None:
@@ -231,39 +239,12 @@ def test_validate_store_broken_line_names_file(tmp_path: Path) -> None:
 
 def test_validate_store_many_failing_rows_are_counted(tmp_path: Path) -> None:
     count = MAX_LISTED_ROWS + 100
-    store = write_store(
-        tmp_path, {"interactions": tuple(interaction(f"i-{n}", answer="a" * 201) for n in range(count))}
-    )
+    long = tuple(interaction(f"i-{n}", answer="a" * 201) for n in range(count))
+    store = write_store(tmp_path, {"interactions": long})
     result = validate_store(store, PARAMS, NOW)
     assert (result.n_failed_rows, len(result.reasons), result.unlisted) == (count, MAX_LISTED_ROWS, 100)
     (check,) = result.errors
     assert (check.failed_rows, len(check.sample)) == (count, MAX_SAMPLE_ROWS)
-
-
-def test_ingest_quarantines_failing_rows(tmp_path: Path) -> None:
-    (tmp_path / "fees.md").write_text(markdown(), encoding="utf-8")
-    write_lines(
-        tmp_path / "rows.jsonl",
-        row("good", thumb=thumb(), review=verdict(), contexts=[{"chunk_id": "fees#0", "text": "t"}]),
-        row("early", thumb=thumb(days=-1)),
-        row("lost", contexts=[{"chunk_id": "nowhere#1", "text": "t"}]),
-        row("plain"),
-    )
-    files, data = [str(tmp_path / "fees.md"), str(tmp_path / "rows.jsonl")], tmp_path / "data"
-    report = ingest(make_explicit_sources(files), data, PARAMS, NOW)
-    assert (report.read, report.accepted, report.quarantined) == (5, 3, 1)
-    assert (report.pending, report.awaiting_documents, report.newly_rejected) == (1, 1, 1)
-    assert report.quarantine
-    rejected = read_rows(data / report.quarantine, QuarantinedRow)
-    assert {row.line: [(reason.code, reason.field) for reason in row.reasons] for row in rejected} == {
-        2: [("A104", "given_at")],
-        3: [("A104", "contexts")],
-    }
-    assert "2 of 4 interactions: contexts: answered without any context" in report.to_markdown()
-    assert validate_store(DataStore(data), PARAMS, NOW).success
-    again = ingest(make_explicit_sources(files), data, PARAMS, NOW)
-    assert (again.accepted, again.duplicate, again.quarantined) == (0, 3, 1)
-    assert (again.awaiting_documents, again.newly_rejected) == (1, 0)
 
 
 def test_ingest_unknown_chunks_await_documents(tmp_path: Path) -> None:
@@ -279,6 +260,8 @@ def test_ingest_unknown_chunks_await_documents(tmp_path: Path) -> None:
     waiting = take("fees.md", "rows.jsonl")
     assert (waiting.accepted, waiting.pending, waiting.awaiting_documents, waiting.newly_rejected) == (1, 9, 9, 0)
     require_unblocked(data)
+    again = take("rows.jsonl")
+    assert (again.accepted, again.awaiting_documents, again.newly_rejected) == (0, 9, 0)
     came = take("cards.md")
     assert dict(came.resolved_pending) == {"accepted": 9}
     store = DataStore(data)
@@ -288,18 +271,17 @@ def test_ingest_unknown_chunks_await_documents(tmp_path: Path) -> None:
 
 
 def test_validate_parts_merge_to_whole() -> None:
-    rows = (
-        interaction("a", answer="a" * 201),
-        *make_citing("fees#0", key="b"),
-        interaction("c"),
-        *make_citing("x#1", key="d"),
-    )
+    rows = interaction("a", answer="a" * 201), *make_citing("fees#0", key="b"), interaction("c"), *make_citing("x#1")
     lines = [make_record(row) for row in rows]
     known = ExistingData(KeyIndex(), {"fees"}, {"fees#0"})
-    parts = [
-        validate(ValidatedRows(interactions=part), known, PARAMS, NOW) for part in (lines[:1], lines[1:3], lines[3:])
-    ]
-    assert ValidationResult.merge(parts) == validate(ValidatedRows(interactions=lines), known, PARAMS, NOW)
+    parts, (whole,) = (
+        [validate(ValidatedRows(interactions=part), known, PARAMS, NOW) for part in split]
+        for split in ((lines[:1], lines[1:3], lines[3:]), (lines,))
+    )
+    assert ValidationResult.merge(parts) == whole
+    assert ValidationResult.merge([whole]) == whole == validate(ValidatedRows(interactions=lines), known, PARAMS, NOW)
+    written = json.loads(json.dumps(whole.to_dict()))
+    assert (written["success"], written["failing"]) == (False, 2)
 
 
 def test_validate_store_rows_before_documents_pass(tmp_path: Path) -> None:
