@@ -1,6 +1,5 @@
 """The embedded model by plain transformers, as an engine would serve it."""
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,8 +20,8 @@ from abstain.serving.feature_spec import FeatureSpec
 from abstain.serving.log_probs import parse_log_probs
 from abstain.serving.predictor import Predictor
 from abstain.serving.request_files import make_interaction_from_texts
+from tests.conftest import MODELS
 from tests.learning.estimators.builders import write_mean_probe
-from tests.llm.conftest import REPOSITORY
 from tests.serving.builders import metadata
 from tests.serving.engine_files import PlainModel
 from tests.serving.test_engine_states import Served, describe
@@ -60,7 +59,7 @@ class Chat(Served):
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Chat]:
     """Open a release whose probe reads the states after a layer."""
     folder = tmp_path_factory.mktemp("probes")
-    home = Path(os.environ.get("ABSTAIN_HOME") or REPOSITORY / ".abstain")
+    home = MODELS.parent
     settings = Settings(home=home, device="cpu", dtype="float32", features_url=str(folder / "features"))
     ref = find_model(MODEL, settings)
     load_tokenizer(ref)  # whose first use writes the model's folder
