@@ -227,7 +227,7 @@ def first_candidates(workspace: Plain, monkeypatch: pytest.MonkeyPatch) -> Candi
     """With nothing in production."""
     made = Candidates(workspace)
     monkeypatch.setattr(
-        promotion_inputs, "run", lambda *_, **__: json.dumps({"p99_ms": made.latency, "base_model_ms": 40.0})
+        promotion_inputs, "run", lambda *_, **__: json.dumps({"p99_ms": made.latency, "decision_ms": 40.0})
     )
     monkeypatch.setattr(promotion, "create_markdown_artifact", lambda text, **_: made.judged.append(text))
     monkeypatch.setattr(promotion_inputs, "score_champion", made.scores_of_champion)

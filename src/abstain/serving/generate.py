@@ -25,6 +25,7 @@ from abstain.llm.engine.tokenization import encode_prompt
 from abstain.llm.features.extraction import UnreadableInteraction
 from abstain.serving.decision import Decision, DecisionReason
 from abstain.serving.gate import NO_CONTEXT_REASON, DecisionInput, Gate, ScoredAnswer
+from abstain.serving.live_scorer import ExportedProbe
 from abstain.serving.predictor import Predictor
 
 EMPTY_ANSWER_REASON = DecisionReason(Code.NOTHING_TO_SCORE, "the base model gave no answer")
@@ -96,7 +97,7 @@ def generate_answers(
     predictor = gate.predictor
     source, engine = predictor.source, predictor.source.load_engine()
     assert isinstance(source.operation, HiddenStates)  # the input of a probe
-    by_states = predictor.scorer.kind == "probe"
+    by_states = isinstance(predictor.scorer.scorer, ExportedProbe)
     operation = replace(operation, samples=1, states=source.operation if by_states else None)
     unanswered: dict[int, Decision] = {}
     requests: dict[str, Request] = {}
