@@ -32,27 +32,26 @@ WRITER = WriterScores(
     intercept=0.1,
 )
 WRITER_ONNX = logistic_to_onnx(WRITER.coefficient, WRITER.intercept, WRITER.to_dict())
-KINDS = {"probe": "probe", "min_log_prob": "log_prob", "writer": "writer"}
 
 
 @pytest.fixture
 def open_scorer(opened: Open, tmp_path: Path) -> Open:
     """Open a release of this live scorer, whose files have these contents."""
 
-    def open_(name: str, kind: str, **files: bytes) -> Predictor:
-        return opened(scorer=write_scorer(tmp_path / "bundle", name, {name: kind, **KINDS}, **files))
+    def open_(name: str, **files: bytes) -> Predictor:
+        return opened(scorer=write_scorer(tmp_path / "bundle", name, **files))
 
     return open_
 
 
 @pytest.fixture
 def fused(open_scorer: Open) -> Predictor:
-    return open_scorer("fusion_one_pass", "fusion", fusion_one_pass=fusion_to_onnx(FUSION))
+    return open_scorer("fusion_one_pass", fusion_one_pass=fusion_to_onnx(FUSION))
 
 
 @pytest.fixture
 def by_writer(open_scorer: Open) -> Predictor:
-    return open_scorer("writer", "writer", writer=WRITER_ONNX)
+    return open_scorer("writer", writer=WRITER_ONNX)
 
 
 def make_row(sure: float | None, name: str = "i-0", answer: str = "Yes.") -> Interaction:
@@ -63,8 +62,8 @@ def make_row(sure: float | None, name: str = "i-0", answer: str = "Yes.") -> Int
 def test_fusion_reads_all_of_its_parts(fused: Predictor, open_scorer: Open) -> None:
     rows = requests()
     confidences = [decision.confidence for decision in fused.decide_interactions(rows)]
-    assert fused.scorer.kind == "fusion" and len(fused.reader.sources) == 2
-    probe = [decision.confidence for decision in open_scorer("probe", "probe").decide_interactions(rows)]
+    assert len(fused.reader.sources) == 2
+    probe = [decision.confidence for decision in open_scorer("probe").decide_interactions(rows)]
     signal = next(signal for signal in LIKELIHOOD_SIGNALS if signal.name == "min_log_prob")
     source = fused.source
     lowest = signal.score(read_features(source.params, source.settings, rows, signal.requires))
@@ -136,8 +135,10 @@ def test_measure_scorer_p99_ms_times_all_parts(fused: Predictor, monkeypatch: py
 
 
 @pytest.mark.parametrize("content", [b"", b"another"])
-def test_open_rejects_a_missing_or_changed_part(fused: Predictor, tmp_path: Path, content: bytes) -> None:
+def test_open_rejects_a_missing_or_changed_part(
+    fused: Predictor, settings: Settings, tmp_path: Path, content: bytes
+) -> None:
     file = tmp_path / "bundle" / "parts" / "fusion_one_pass.onnx"
     file.write_bytes(content) if content else file.unlink()
     with pytest.raises(AbstainError, match="fusion_one_pass.onnx"):
-        LiveScorer.open(tmp_path / "bundle" / "probe.onnx")
+        LiveScorer.open(tmp_path / "bundle" / "probe.onnx", settings)

@@ -177,8 +177,7 @@ def open_doors(
         bundle = tmp_path / "bundle"
         changes: dict[str, str | None] = {"version": "v1.0.0", "threshold": "0.0", "guarantee": case.guarantee}
         if case.scorer == "writer":
-            kinds = {"writer": "writer"}
-            changes["scorer"] = write_scorer(bundle, "writer", kinds, forward_tokens=0.0, writer=WRITER_ONNX)
+            changes["scorer"] = write_scorer(bundle, "writer", forward_tokens=0.0, writer=WRITER_ONNX)
         releases = MadeUpReleases()
         releases.promote("v1.0.0", release(bundle, model, settings, **changes))
         follower = VersionFollower(releases, lambda folder: Gate.open(folder, settings))

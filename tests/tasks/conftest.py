@@ -152,7 +152,7 @@ class Candidates:
         is_sampled = n_self_selected is not None
         evidence = EVIDENCE.model_copy(update={"sampled": is_sampled})
         guarantee = UNCHECKED.model_copy(update={"evidence": evidence}) if guaranteed else MISSING
-        scorer = {"name": "probe", "kinds": {"probe": "probe"}, "forward_tokens": 50.0, "sha256": {}}
+        scorer = {"name": "probe", "forward_tokens": 50.0, "sha256": {}, "models": {}}
         metadata = {
             FORMAT_KEY: BUNDLE_FORMAT,
             "model": "m",
@@ -169,7 +169,7 @@ class Candidates:
         }
         write_mean_probe(root / paths.ONNX, D, metadata)
         (root / paths.ONNX_PARTS).mkdir()
-        (root / paths.SCORER_CHOICE).write_text(json.dumps({"kind": "probe"}))
+        (root / paths.SCORER_CHOICE).write_text(json.dumps({"name": "probe"}))
         found = make_related_set(400, probe, 1.2, seed=1, correlation=0.99)
         scores = pd.DataFrame(
             {

@@ -1,7 +1,5 @@
 """The server with its page over a tiny release and a real log."""
 
-import hashlib
-import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -31,7 +29,7 @@ from abstain.serving.status_page.page import add_page
 from tests.data.decision_log.builders import decision, open_log, url_of
 from tests.factories import cited, interaction
 from tests.learning.thresholds.builders import make_guarantee, make_missing_guarantee
-from tests.serving.builders import FUSION, release
+from tests.serving.builders import FUSION, release, write_scorer
 
 SINCE = datetime(2026, 11, 1, 9, 30, tzinfo=UTC)
 GUARANTEE = make_guarantee().message
@@ -71,13 +69,9 @@ class FixedReleases:
 def fused_release(folder: Path, model: Path, settings: Settings, guaranteed: bool = True) -> Path:
     """The folder of a release whose scorer is a fusion of the probe and a log-probability."""
     content = fusion_to_onnx(FUSION)
-    (folder / "parts").mkdir(parents=True)
-    (folder / "parts" / "fused.onnx").write_bytes(content)
-    kinds = {"fused": "fusion", "probe": "probe", "min_log_prob": "log_prob"}
-    digests = {"fused": hashlib.sha256(content).hexdigest()}
-    scorer = {"name": "fused", "kinds": kinds, "forward_tokens": 40.0, "sha256": digests}
+    scorer = write_scorer(folder, "fusion", forward_tokens=40.0, fusion=content)
     guarantee = make_guarantee() if guaranteed else make_missing_guarantee()
-    changes = {"scorer": json.dumps(scorer), "guarantee": guarantee.model_dump_json()}
+    changes = {"scorer": scorer, "guarantee": guarantee.model_dump_json()}
     return release(folder, model, settings, **changes).parent
 
 

@@ -73,10 +73,10 @@ def hash_dataset(workspace: Workspace) -> str:
 
 def test_write_promotion_params_first_freezes_and_moves_no_row(workspace: Workspace) -> None:
     before, lock, started_at = hash_dataset(workspace), read_lock(workspace.path), datetime.now(UTC)
-    assert write_promotion_params(workspace, promotion(kind="fusion"))
+    assert write_promotion_params(workspace, promotion(scorer="fusion"))
     params, file = load_params(workspace.path / "params.yaml"), workspace.path / "params.yaml"
     frozen_at, frames = params.split.holdout_frozen_at, read_frames(DataStore(workspace.path / paths.DATA))
-    assert frozen_at is not None and frozen_at > started_at and params.serve.current_kind == "fusion"
+    assert frozen_at is not None and frozen_at > started_at and params.serve.current_scorer == "fusion"
     assert isinstance(yaml.safe_load(file.read_text())["split"]["holdout_frozen_at"], str)
     for times in (frames.interactions["asked_at"], frames.thumbs["given_at"], frames.reviews["reviewed_at"]):
         assert (times < frozen_at).all()
@@ -85,21 +85,21 @@ def test_write_promotion_params_first_freezes_and_moves_no_row(workspace: Worksp
     assert written["stages"]["dataset"]["outs"] == lock["stages"]["dataset"]["outs"]
     assert written["stages"]["dataset"]["params"] != lock["stages"]["dataset"]["params"]
     text = file.read_text()
-    assert not write_promotion_params(workspace, promotion(kind="fusion")) and file.read_text() == text
+    assert not write_promotion_params(workspace, promotion(scorer="fusion")) and file.read_text() == text
 
 
 def test_write_promotion_params_no_guarantee_freezes_nothing(workspace: Workspace) -> None:
     assert write_promotion_params(workspace, promotion(guarantee=make_missing_guarantee()))
     params = load_params(workspace.path / "params.yaml")
-    assert params.split.holdout_frozen_at is None and params.serve.current_kind == "probe"
+    assert params.split.holdout_frozen_at is None and params.serve.current_scorer == "probe"
     assert read_stale(workspace) == {}
 
 
 def test_write_rollback_params_makes_choose_scorer_stale(workspace: Workspace) -> None:
     file = workspace.path / "params.yaml"
-    assert write_promotion_params(workspace, promotion(kind="fusion"))
+    assert write_promotion_params(workspace, promotion(scorer="fusion"))
     write_rollback_params(workspace, promotion(action="rollback"))
-    assert load_params(file).serve.current_kind == "probe" and "choose_scorer" in read_stale(workspace)
+    assert load_params(file).serve.current_scorer == "probe" and "choose_scorer" in read_stale(workspace)
     file.write_text("serve: {}\n")
     write_rollback_params(workspace, promotion(action="rollback"))
     assert file.read_text() == "serve: {}\n", "of another release: left as it is"
