@@ -21,7 +21,7 @@ from abstain.core.errors import AbstainError
 from abstain.llm.engine.generation import GeneratedText
 from abstain.llm.engine.prompts import PromptSegments
 from abstain.llm.engine.requests import Generate, HiddenStates, Request
-from abstain.llm.engine.tokenization import encode_prompt
+from abstain.llm.engine.tokenization import encode_segments
 from abstain.llm.features.extraction import UnreadableInteraction
 from abstain.serving.decision import Decision, DecisionReason
 from abstain.serving.gate import NO_CONTEXT_REASON, DecisionInput, Gate, ScoredAnswer
@@ -161,7 +161,7 @@ def _make_interaction(question: Question, answer: str, predictor: Predictor) -> 
 
 def _retokenizes_equally(tokenizer: Any, answer: PromptSegments, generated: GeneratedText) -> bool:
     """Return whether `answer`, the answer's segment, is tokenized into the tokens that were generated."""
-    return tuple(encode_prompt(tokenizer, answer).ids) == generated.tokens
+    return tuple(encode_segments(tokenizer, answer).ids) == generated.tokens
 
 
 def _get_generated_states(generated: GeneratedText, request: Request) -> Tensor:

@@ -39,7 +39,7 @@ def test_layout_digest_changes_with_entries_only() -> None:
     [
         ("rag-chatml-v1", "1a7f4f189d7e7afe3a9ca70e47c4fc437f056c1957e8fce380d5f1bde5f65116"),
         ("rag-plain-v1", "8a47475fcbe57ff9f8841807027b4754e9d53087946948f8eb3999be297ff003"),
-        ("qa-plain-bos-v1", "d3139c9a581a6fdc67d47d8d0e85a540953eb99984346708b96763124fa340fc"),
+        ("qa-plain-v1", "d3139c9a581a6fdc67d47d8d0e85a540953eb99984346708b96763124fa340fc"),
     ],
 )
 def test_layout_digests_of_published_layouts(name: str, digest: str) -> None:
@@ -52,17 +52,15 @@ def test_load_layout_unknown_name_lists_the_known(name: str) -> None:
         load_layout(name)
     known = str(caught.value).rpartition(": there are ")[2].split(", ")
     assert known == sorted(known)
-    assert {"qa-plain-bos-v1", "rag-chatml-v1", "rag-plain-v1"} <= {*known}
+    assert {"qa-plain-v1", "rag-chatml-v1", "rag-plain-v1"} <= {*known}
     assert all(load_layout(one).name == one for one in known)
 
 
-def test_layout_with_bos_ends_an_answer_with_its_text() -> None:
-    pass_ = load_layout("qa-plain-bos-v1").render("Why?", ["one"], "Because.")
-    assert pass_[0] == Segment("bos")
-    assert [segment.name for segment in pass_ if segment.bos] == ["bos"]
+def test_layout_with_literal_eos_ends_an_answer_with_it() -> None:
+    pass_ = load_layout("qa-plain-v1").render("Why?", ["one"], "Because.")
     assert pass_[-1] == Segment("eos", "\n\n", literal=True)
     assert not any(segment.eos for segment in pass_)
-    asked = load_layout("after-qa-plain-bos-v1", "questions").render("Why?", ["one"], "Because.")
+    asked = load_layout("after-qa-plain-v1", "questions").render("Why?", ["one"], "Because.")
     assert "".join(segment.text for segment in (*pass_, *asked)).endswith(
         "Question:\nWhy?\nAnswer:\nBecause.\n\n"
         "Question:\nIs the provided Response correct? Answer only Yes or No.\nAnswer:\n"
@@ -79,12 +77,6 @@ def test_layout_with_bos_ends_an_answer_with_its_text() -> None:
     ],
 )
 def test_extract_answer_ends_where_the_layout_ends_it(written: str, answer: str) -> None:
-    assert load_layout("qa-plain-bos-v1").extract_answer(written) == answer
+    assert load_layout("qa-plain-v1").extract_answer(written) == answer
     for by_eos in ("rag-plain-v1", "rag-chatml-v1"):
         assert load_layout(by_eos).extract_answer(written) == written
-
-
-def test_layout_literal_bos_is_plain_text() -> None:
-    spelt, own = Layout("a", '- {segment: bos, literal: "<s>"}\n- {segment: bos}\n').render("q", [], None)
-    assert (spelt, spelt.bos) == (Segment("bos", "<s>", literal=True), False)
-    assert (own, own.bos) == (Segment("bos"), True)

@@ -9,7 +9,7 @@ from tokenizers.processors import TemplateProcessing
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.loading import LoadedModel
 from abstain.llm.engine.prompts import Segment, load_layout
-from abstain.llm.engine.tokenization import encode_prompt, get_bos_tokens
+from abstain.llm.engine.tokenization import encode_prompt, encode_segments, get_bos_tokens
 from tests.llm.builders import LAYOUT, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
@@ -64,7 +64,7 @@ def test_encode_prompt_eos_segment_needs_an_eos_token() -> None:
 
 
 def test_encode_prompt_bos_follows_the_tokenizer() -> None:
-    pass_ = (Segment("bos"), *LAYOUT.render("q", [], "a"))
+    prompt = LAYOUT.render("q", [], "a")
     beginning, other = byte_tokenizer(), byte_tokenizer()
     for tokenizer in (beginning, other):
         tokenizer.bos_token = "<|im_start|>"
@@ -72,13 +72,25 @@ def test_encode_prompt_bos_follows_the_tokenizer() -> None:
         single="<|im_start|> $A", special_tokens=[("<|im_start|>", START)]
     )
     assert get_bos_tokens(beginning) == [START]
-    with_it = encode_prompt(beginning, pass_)
-    assert with_it.spans["bos"] == (0, 1)
-    assert with_it.ids == [START, *encode_prompt(beginning, pass_[1:]).ids]  # and no segment gets one of its own
+    with_it, part = encode_prompt(beginning, prompt), encode_segments(beginning, prompt)
+    assert with_it.ids == [START, *part.ids], "and no segment gets one of its own"
+    assert with_it.spans == {name: (first + 1, end + 1) for name, (first, end) in part.spans.items()}
+    spelt = (Segment("start", "<|im_start|>", literal=True), *prompt)
+    assert encode_prompt(beginning, spelt).ids == with_it.ids, "a layout that begins with BOS gets no second one"
     for without in (other, TOKENIZER, byte_tokenizer(eos=False)):
         assert get_bos_tokens(without) == []
-    assert encode_prompt(other, pass_).spans["bos"] == (0, 0)
-    assert encode_prompt(other, pass_).ids == with_it.ids[1:]
+    assert encode_prompt(other, prompt) == part
+
+
+@pytest.mark.parametrize("question", ["yes-score-v1", "probability-v1", "concept-explain-plain-v1"])
+def test_questions_begin_as_the_tokenizer_begins_a_text(question: str) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.bos_token = "<|im_start|>"
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", START)]
+    )
+    prompt = load_layout(question, "questions").render("Why?", ["one"], "Because.")
+    assert encode_prompt(tokenizer, prompt).ids == tokenizer.encode("".join(segment.text for segment in prompt))
 
 
 def test_get_bos_tokens_of_closing_tokenizer_is_empty() -> None:
