@@ -16,7 +16,7 @@ from abstain.llm.engine.requests import HiddenStates, Request
 from abstain.serving import scorer_latency
 from abstain.serving.predictor import Predictor
 from abstain.serving.request_files import make_interaction_from_texts
-from abstain.serving.scorer_latency import measure_base_model_ms, measure_scorer_p99_ms
+from abstain.serving.scorer_latency import measure_decision_ms, measure_scorer_p99_ms
 from tests.learning.thresholds.builders import make_guarantee
 from tests.llm.builders import save_tiny_model
 from tests.serving.builders import GUARANTEE, LAYOUT, release, requests
@@ -155,11 +155,16 @@ def test_measure_scorer_p99_ms_times_each_answer(opened: Open, monkeypatch: pyte
     assert len(calls) == 1 + 2 * 5, "once to warm up"
 
 
-def test_measure_base_model_ms_uses_no_cache(opened: Open) -> None:
-    predictor = opened()
-    predictor.compute_missing(requests(3))
-    prompts = predictor.source.load_engine().stats.prompts
-    assert measure_base_model_ms(predictor, requests(3)) > 0
-    assert predictor.source.load_engine().stats.prompts == prompts + 2, "of one answer, once to load the model"
+def test_measure_decision_ms_uses_no_cache(
+    opened: Open, model: Path, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened().compute_missing(requests(3))
+    file, read = release(tmp_path / "measured", model, settings), []
+    of_reader = Predictor.score_answers
+    monkeypatch.setattr(
+        Predictor, "score_answers", lambda self, *given: read.append(given[2]) or of_reader(self, *given)
+    )
+    assert measure_decision_ms(file, settings, requests(3)) > 0
+    assert len(read) == 2 and read[0] == read[1] and read[0][0] > 0, "one answer, once to load the model"
     long = requests(1)[0].model_copy(update={"answer": "x" * 600})
-    assert measure_base_model_ms(predictor, [long]) == measure_base_model_ms(predictor, []) == 0
+    assert measure_decision_ms(file, settings, [long]) == measure_decision_ms(file, settings, []) == 0
