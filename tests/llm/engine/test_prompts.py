@@ -39,7 +39,7 @@ def test_layout_digest_changes_with_entries_only() -> None:
     [
         ("rag-chatml-v1", "1a7f4f189d7e7afe3a9ca70e47c4fc437f056c1957e8fce380d5f1bde5f65116"),
         ("rag-plain-v1", "8a47475fcbe57ff9f8841807027b4754e9d53087946948f8eb3999be297ff003"),
-        ("qa-plain-v1", "d3139c9a581a6fdc67d47d8d0e85a540953eb99984346708b96763124fa340fc"),
+        ("qa-plain-v1", "d3b9827a4026c94428b83278384174193102ecdbd0907356146e9fbdae8e3251"),
     ],
 )
 def test_layout_digests_of_published_layouts(name: str, digest: str) -> None:

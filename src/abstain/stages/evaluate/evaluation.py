@@ -150,7 +150,7 @@ def evaluate(params: Params, candidate: CandidateArtifacts) -> Evaluation:
     auroc = metrics.auroc(newest.correct, newest.get_raw_scores(served), newest.weight)
     plotted = _select_plotted_scorers(board, candidate.scorers)
     tables = curves.build_plot_tables(holdout, served, plotted, params.evaluation.min_n_eff)
-    tables["threshold"] = build_threshold_table(answers, thresholds, rouge)
+    tables["threshold"] = build_threshold_table(answers, holdout.groups, thresholds, RESAMPLING, rouge)
     measured = EvaluationMetrics(holdout=holdout_metrics, newest=NewestMetrics(**newest.counts.to_dict(), auroc=auroc))
     return Evaluation(EvaluationResult(metrics=measured, evaluation=_build_content(params, candidate)), tables)
 
