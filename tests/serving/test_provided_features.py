@@ -108,7 +108,8 @@ def test_needs_name_every_signal() -> None:
 def test_provided_features_of_a_regressor_lack_conditions(serving: Open) -> None:
     """Its file puts medians in place of what is missing, so that nothing shows it."""
     scorer = serving("probe").scorer
-    regressor = NllRegressor(SimpleNamespace(predict=lambda table: pytest.fail("scored with half of it")), LAYOUT)
+    conditions = SimpleNamespace(llm=SimpleNamespace(layout=LAYOUT))
+    regressor = NllRegressor(SimpleNamespace(predict=lambda table: pytest.fail("scored with half of it")), conditions)
     scorer = LiveScorer(scorer.probe, scorer.metadata, scorer.llm, "linear", None, regressor)
     answer = "the NLLs and entropies of the answer"
     features = build_provided_features(scorer, ROW, STATES, KNOWN)

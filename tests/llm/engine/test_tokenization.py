@@ -64,7 +64,7 @@ def test_encode_prompt_eos_segment_needs_an_eos_token() -> None:
 
 
 def test_encode_prompt_bos_follows_the_tokenizer() -> None:
-    prompt = LAYOUT.render("q", [], "a")
+    prompt = load_layout("rag-plain-v1").render("q", [], "a")
     beginning, other = byte_tokenizer(), byte_tokenizer()
     for tokenizer in (beginning, other):
         tokenizer.bos_token = "<|im_start|>"

@@ -10,7 +10,7 @@ import pandas as pd
 
 from abstain.config.params import Params
 from abstain.core.contracts import Interaction
-from abstain.core.scorer_names import LENGTH_ONLY, PROBE, YES_SCORES
+from abstain.core.scorer_names import FUSIONS, LENGTH_ONLY, PROBE, YES_SCORES
 from abstain.data.store.splits import compute_holdout_digest
 from abstain.learning.estimators.regressors.summary import RegressorSummary
 from abstain.learning.estimators.summaries import ProbeChoice, ScorerChoice
@@ -200,8 +200,13 @@ def _select_plotted_scorers(board: Mapping[str, ScorerMetrics], scorers: ScoreTa
         if "signal" in kind and (auroc := board[name].auroc) is not None
     }
     best = [max(aurocs, key=lambda name: aurocs[name])] if aurocs else []
-    selected = (scorers.served, PROBE, *list(scorers.fusions)[-1:], *best, LENGTH_ONLY)
+    selected = (scorers.served, PROBE, *_find_widest_fusion(scorers), *best, LENGTH_ONLY)
     return [name for name in dict.fromkeys(selected) if name in board]
+
+
+def _find_widest_fusion(scorers: ScoreTable) -> list[str]:
+    """Return the name of the fusion of the most scorers; nothing if there is no fusion."""
+    return [name for name in FUSIONS if name in scorers.fusions][-1:]
 
 
 def _build_content(params: Params, candidate: CandidateArtifacts) -> EvaluationContent:
@@ -212,7 +217,8 @@ def _build_content(params: Params, candidate: CandidateArtifacts) -> EvaluationC
     costs = _compute_forward_tokens(candidate)
     uncalibrated = [name for name in UNCALIBRATED if name in names]
     by_method = compare_calibrators(validation, holdout, scorers.served, uncalibrated, RESAMPLING)
-    fusion = scorers.fusions.get(scorers.served) or next(iter([*scorers.fusions.values()][::-1]), None)
+    shown = [scorers.served] if scorers.served in scorers.fusions else _find_widest_fusion(scorers)
+    fusion = scorers.fusions[shown[0]] if shown else None
     strata, min_n_eff = _make_strata(candidate), params.evaluation.min_n_eff
     threshold = candidate.threshold.threshold
     return EvaluationContent(
