@@ -2,11 +2,12 @@
 
 FOLDER has Concept-7's concepts, questions and common concepts as JSON Lines. Its labels say which concepts the paper's
 own four models know; those do not hold for another model. What holds for every model is which concepts are fictional,
-so a figure here is how well a score tells instructions about fictional concepts from those about real and common ones.
+so a figure here is how well a score tells instructions about fictional concepts from those about real ones.
 
-Printed: AUC, accuracy and F1 at the threshold h, and Pearson's correlation with the label, with 95 % intervals by
-concept; for concepts alone (table 5), for questions (table 2, fictional against real), and the ablations (table 4). The
-feature cache holds what the model wrote: a run that was ended goes on where it was.
+Printed: AUC, accuracy and F1 at the threshold h beside those of calling everything familiar, and Pearson's correlation
+with the label, with 95 % intervals by concept; for concepts alone (table 5), for questions (table 2), and the ablations
+(table 4). h is the 5th percentile of the common concepts, which are therefore judged apart, by AUC alone. The feature
+cache holds what the model wrote: a run that was ended goes on where it was.
 """
 
 from __future__ import annotations
@@ -155,15 +156,19 @@ def make_metrics(label: np.ndarray, method: MethodScores) -> dict[str, Statistic
 
 
 def make_table(
-    label: np.ndarray, groups: np.ndarray, methods: Mapping[str, MethodScores], paper: Mapping[str, str]
+    label: np.ndarray,
+    groups: np.ndarray,
+    methods: Mapping[str, MethodScores],
+    paper: Mapping[str, str],
+    columns: Sequence[str] = ("AUC", "ACC", "F1", "Pearson"),
 ) -> str:
     """Return a Markdown table of the metrics of all methods with 95 % intervals."""
     metrics_by_key = {
         (name, key): metric for name, method in methods.items() for key, metric in make_metrics(label, method).items()
     }
     estimates = bootstrap(metrics_by_key, groups, n_resamples=N_RESAMPLES, seed=SEED)
-    columns = ("AUC", "ACC", "F1", "Pearson")
-    lines = ["| method | " + " | ".join(columns) + " | AUC ahead by | paper's AUC |", "| --- " * 7 + "|"]
+    head = ["method", *columns, "AUC ahead by", "paper's AUC"]
+    lines = [f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
     for name, method in methods.items():
         ahead = (
             ""
@@ -175,6 +180,15 @@ def make_table(
         cells = [format_estimate(estimates[name, key], ".3f") for key in columns]
         lines.append(f"| {title} | " + " | ".join(cells) + f" | {ahead} | {paper.get(name, '')} |")
     return "\n".join(lines)
+
+
+def describe_base_rate(label: np.ndarray) -> str:
+    """Describe the labels, and the accuracy and F1 of calling everything familiar."""
+    share = label.mean()
+    return (
+        f"{label.sum()} of {len(label)} are about real concepts. Calling everything familiar has ACC {share:.3f} and "
+        f"F1 {2 * share / (1 + share):.3f}."
+    )
 
 
 def format_estimate(estimate: Estimate, spec: str) -> str:
@@ -206,15 +220,17 @@ def run_experiment(data: Concept7, model: str, layout: str, say: Callable[[str],
     concept_scores[SELF_FAMILIARITY] = np.array([_score(guesses[text].score) for text, *_ in data.concepts])
     common_scores[SELF_FAMILIARITY] = common_familiarity
     thresholds[SELF_FAMILIARITY] = method_threshold
-    label = np.array([real for _, _, real, _ in data.concepts] + [True] * len(data.common)).astype(int)
+    real = np.array([is_real for _, _, is_real, _ in data.concepts]).astype(int)
+    methods = {name: MethodScores(concept_scores[name], thresholds[name]) for name in thresholds}
+    say(f"## Fictional against real concepts (table 5)\n\n{describe_base_rate(real)}\n")
+    say(make_table(real, np.arange(len(real)), _order_methods(methods), PAPER["concepts"]))
+    label = np.array([0] * int((real == 0).sum()) + [1] * len(data.common))
     methods = {
-        name: MethodScores(np.concatenate([concept_scores[name], common_scores[name]]), thresholds[name])
+        name: MethodScores(np.concatenate([concept_scores[name][real == 0], common_scores[name]]), thresholds[name])
         for name in thresholds
     }
-    say(
-        f"## Fictional against real and common concepts (table 5)\n\n{label.sum()} of {len(label)} are not fictional.\n"
-    )
-    say(make_table(label, np.arange(len(label)), _order_methods(methods), PAPER["concepts"]))
+    say(f"\n## Fictional against common concepts\n\n{len(data.common)} of {len(label)} are common.\n")
+    say(make_table(label, np.arange(len(label)), _order_methods(methods), {}, ("AUC",)))
 
     questions = data.questions
     if not questions:
@@ -230,7 +246,7 @@ def run_experiment(data: Concept7, model: str, layout: str, say: Callable[[str],
     label = np.array([real for _, _, real, _ in questions]).astype(int)
     groups = np.array([number for *_, number in questions])
     say("\n## Questions about fictional and real concepts (table 2)\n")
-    say(f"{label.sum()} of {len(label)} are about real ones.\n")
+    say(f"{describe_base_rate(label)}\n")
     say(
         make_table(
             label,

@@ -87,7 +87,14 @@ class ExperimentRunner:
             "tuned": tuned,
             "by_threshold": [
                 evaluate_estimates(
-                    true[n_train:], predicted, threshold, groups, None, resamples, self.experiment.buffer
+                    true[n_train:],
+                    predicted,
+                    threshold,
+                    groups,
+                    None,
+                    resamples,
+                    self.experiment.buffer,
+                    constant=float(np.nanmean(true[:n_train])),
                 )
                 for threshold in self.experiment.get_thresholds(cell)
             ],

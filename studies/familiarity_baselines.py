@@ -5,14 +5,16 @@ Where the appendix leaves something open:
 * A reply's probabilities are read back from its text, like those of any answer (signals/likelihood.py), and without
   EOS: a reply that was cut off at its limit has none.
 * Perplexity (eq. 9) is that of the reply by itself. With the instruction before it, it would rank as eq. 12 does.
-* Significance (eq. 19) is symmetric, over the probabilities of the reply's tokens, as the authors' code has it; an
-  instruction has the mean of its concepts.
+* Significance (eq. 19) is symmetric, and over the probabilities of the reply's tokens that are neither of the concept
+  nor a stop word, as in the authors' code. There the concept is masked in the prompt and in the reply that is forced.
+  An instruction has the mean of its concepts. The stop words are spaCy's, the authors' are NLTK's.
 * The probability of a reply (eq. 27) is normalized by its length, as that of a guessed concept is (eq. 5). Forward
   inference asks of an instruction; the paper's shorter question about a single concept is not asked.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +25,7 @@ import numpy as np
 from abstain.llm.engine.loading import find_model, load_tokenizer
 from abstain.llm.engine.prompts import PromptSegments, Segment, load_layout
 from abstain.llm.engine.requests import NLL, Generate, Request
+from abstain.llm.engine.tokenization import encode_segments
 from abstain.llm.familiarity.guessing import read_texts
 from abstain.llm.familiarity.masking import MASK
 from abstain.llm.features.feature_store import FeatureStore, OnProgress
@@ -40,6 +43,10 @@ BASELINES = (
 ANSWER = NLL(("answer",))
 KNOWN_TOKENS = 10
 """The most tokens of the reply to the question whether the concepts are known."""
+
+
+MENTION = "mention"
+"""Beginning of the names of the segments of a reply that mention the concept."""
 
 
 @dataclass(frozen=True)
@@ -96,11 +103,15 @@ class FamiliarityBaselines:
         concepts = list(dict.fromkeys(concept for instruction in instructions for concept in instruction.concepts))
         prompts = [self._prompt("concept-explain", concept) for concept in concepts]
         replies = self._replies(prompts, Generate(self.reply_tokens), progress)
-        masked_prompt = self._prompt("concept-explain", MASK)
-        log_probs = self._log_probs(zip(prompts, replies, strict=True), progress)
-        masked_log_probs = self._log_probs(((masked_prompt, reply) for reply in replies), progress)
+        masked_prompts = [self._prompt("concept-explain", MASK)] * len(concepts)
+        split = [split_at_concept(reply, concept) for reply, concept in zip(replies, concepts, strict=True)]
+        masked = [[self._mask(segment) for segment in reply] for reply in split]
+        log_probs, masked_log_probs = (
+            self._content_log_probs(given, texts, progress)
+            for given, texts in ((prompts, split), (masked_prompts, masked))
+        )
         significance_by_concept = {
-            concept: float(((np.exp(p) - np.exp(q)) * (p - q)).mean()) if len(p) == len(q) > 0 else np.nan
+            concept: _mean((np.exp(p) - np.exp(q)) * (p - q))
             for concept, p, q in zip(concepts, log_probs, masked_log_probs, strict=True)
         }
         return np.array(
@@ -109,6 +120,37 @@ class FamiliarityBaselines:
                 for instruction in instructions
             ]
         )
+
+    def _mask(self, segment: Segment) -> Segment:
+        """Return a mention of the concept as one mask a token, any other segment as it is."""
+        if not segment.name.startswith(MENTION):
+            return segment
+        return Segment(segment.name, f" {MASK}" * len(encode_segments(self._tokenizer, (segment,)).ids))
+
+    def _content_log_probs(
+        self, prompts: Sequence[PromptSegments], replies: Sequence[Sequence[Segment]], progress: OnProgress
+    ) -> list[np.ndarray]:
+        """Return log-probabilities of each reply's tokens but mentions and stop words, (tokens,), float64."""
+        requests = [
+            Request((*prompt, *reply), NLL(tuple(segment.name for segment in reply)), f"reply {index}")
+            if reply
+            else None
+            for index, (prompt, reply) in enumerate(zip(prompts, replies, strict=True))
+        ]
+        self.store.compute_missing(requests, progress)
+        rows_by_index = dict(self.store.read(requests))
+        log_probs: list[np.ndarray] = []
+        for index, reply in enumerate(replies):
+            encoded = encode_segments(self._tokenizer, tuple(reply))
+            kept = [
+                at
+                for name, (first, end) in encoded.spans.items()
+                if not name.startswith(MENTION)
+                for at in range(first, end)
+                if not is_stop_word(self._tokenizer.decode([encoded.ids[at]]))
+            ]
+            log_probs.append(-rows_by_index[index][kept, 0].double().numpy() if kept else np.empty(0))
+        return log_probs
 
     def _forward(self, instructions: Sequence[Instruction], progress: OnProgress) -> np.ndarray:
         prompts = [self._prompt("concepts-known", instruction.text, instruction.domain) for instruction in instructions]
@@ -151,6 +193,20 @@ class FamiliarityBaselines:
     @cached_property
     def _tokenizer(self) -> Any:
         return load_tokenizer(find_model(self.store.model, self.store.settings))
+
+
+def split_at_concept(reply: str, concept: str) -> list[Segment]:
+    """Split a reply into segments, of which those named `mention...` are the concept, in any case."""
+    pieces = re.split(rf"(\s*{re.escape(concept)})", reply, flags=re.IGNORECASE)
+    return [Segment(f"{MENTION if at % 2 else 'text'}_{at}", piece) for at, piece in enumerate(pieces) if piece]
+
+
+def is_stop_word(token: str) -> bool:
+    """Return whether a token is a stop word, or has neither a letter nor a digit."""
+    from spacy.lang.en.stop_words import STOP_WORDS
+
+    word = "".join(filter(str.isalnum, token)).lower()
+    return not word or word in STOP_WORDS
 
 
 def _mean(values: np.ndarray) -> float:

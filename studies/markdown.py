@@ -29,8 +29,9 @@ def _parts(report: Mapping[str, Any]) -> Iterator[str]:
     yield paragraph(
         f"Rows marked as the paper's are copied from it ({report['paper']}); all others were computed here. BM is the "
         "base model, PM the model that perturbs; t is the threshold from which on an answer counts as correct; in "
-        f"parentheses are 95 % intervals by bootstrap of whole paragraphs ({report['draws']:,} draws). The variance "
-        "beside an MSE is the MSE of always saying the mean of the true scores."
+        f"parentheses are 95 % intervals by bootstrap of whole paragraphs ({report['draws']:,} draws). Beside "
+        "an MSE is what it exceeds that of always saying the mean of the training answers by: below 0, the estimate is "
+        "better than that constant."
     )
     if report["missing"]:
         yield paragraph(bold(_missing(report["missing"], len(report["cells"]))))
@@ -84,7 +85,9 @@ def _cells(row: Row, table: Mapping[str, Any], models: Mapping[str, str]) -> dic
             _format_stated(row, key) if papers else MISSING if "missing" in row else _format_computed(row, key)
         )
         if key == "mse":
-            cells["variance"] = format_number(row.get("variance"), ".4f") if "variance" in row else _format_gap(row)
+            is_known = "mse_difference" in row
+            difference = format_with_interval(row, "mse_difference", "+.4f") if is_known else _format_gap(row)
+            cells["over the constant"] = difference
     shares = {"positive": "correct at t"} | ({"withheld": "withheld"} if table["buffer"] else {})
     for key, label in shares.items():
         cells[label] = format_percent(row[key]) if key in row else _format_gap(row)

@@ -42,7 +42,8 @@ class QuestionSet:
 
     Attributes:
         questions: The questions with their contexts.
-        references: Answers that people marked.
+        references: The first answer that people marked, of each question. SQuAD's training file has one, its evaluation
+            file several: if the best of them counted, the target would be higher in the evaluation than in training.
         groups: The paragraph of each question.
     """
 
@@ -112,6 +113,6 @@ def _draw(lines: Sequence[QuestionLine], count: int, seed: int, source: str) -> 
             )
             for line, name in zip(sampled, names, strict=True)
         ),
-        tuple(line.answers for line in sampled),
+        tuple(line.answers[:1] for line in sampled),
         tuple(names),
     )

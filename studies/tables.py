@@ -16,7 +16,7 @@ from typing import Any
 
 from studies.declared import VARIED, Experiment, ExperimentCell, ExperimentTable, PaperRow
 
-FIGURES = ("mse", "positive", "auroc", "accuracy", "f1")
+FIGURES = ("mse", "mse_difference", "positive", "auroc", "accuracy", "f1")
 BUFFERED = ("withheld", "accuracy_buffered", "f1_buffered")
 WHO = ("base", "perturbation")
 HERE, PAPER = "here", "paper"
@@ -101,10 +101,8 @@ def _make_rows(table: ExperimentTable, cell: ExperimentCell, outcome: CellOutcom
     by_threshold = {metrics["threshold"]: metrics for metrics in result["by_threshold"]}
     names = [*FIGURES, *(BUFFERED if table.buffer else ())]
     keys = ["threshold", "labelled", "note", *(name + end for name in names for end in ("", "_low", "_high"))]
-    variance = result["correctness"]["std"] ** 2
     return [
-        row | {name: by_threshold[threshold][name] for name in keys} | {"variance": variance}
-        for threshold in table.at or (result["tuned"],)
+        row | {name: by_threshold[threshold][name] for name in keys} for threshold in table.at or (result["tuned"],)
     ]
 
 

@@ -20,6 +20,7 @@ from abstain.core.bundle_format import compute_sha256, is_intact, write_digest
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_json
+from abstain.core.scorer_names import PROBE
 from abstain.release.registry import RegistryEvent, make_version_tag, parse_registry
 from abstain.release.shadow import Shadow, make_shadow_name
 from abstain_tasks.runs.shell import git, run
@@ -28,7 +29,6 @@ from abstain_tasks.training.plan import REQUIREMENTS
 
 if TYPE_CHECKING:
     from abstain.release.promotion_record import PromotionRecord
-    from abstain.serving.live_scorer import LiveScorer
 
 SMOKE_ROWS = 8
 SMOKE_STATES, SMOKE_CONFIDENCES = "smoke.npy", "smoke.json"
@@ -143,7 +143,7 @@ def _is_promoted(bundle: Path, event: BundleReference) -> bool:
 
 
 def smoke_test(bundle: Path, event: BundleReference) -> None:
-    """Score the bundle's own answers and compare with the confidences at its promotion.
+    """Run the bundle's files on its own inputs, and compare with their confidences at its promotion.
 
     Args:
         bundle: The folder of the bundle.
@@ -152,13 +152,13 @@ def smoke_test(bundle: Path, event: BundleReference) -> None:
     Raises:
         AbstainError: The confidences or the version differ.
     """
-    from abstain.serving.live_scorer import LiveScorer
+    from abstain.learning.estimators.onnx_probe import OnnxProbe
 
-    scorer = LiveScorer.open(bundle / paths.RELEASED_ONNX.name)
     expected = json.loads((bundle / SMOKE_CONFIDENCES).read_text())
-    confidences = _compute_smoke_confidences(scorer, bundle / SMOKE_STATES)
+    confidences = _compute_smoke_confidences(bundle)
     difference = max(float(np.abs(np.subtract(confidences[name], values)).max()) for name, values in expected.items())
-    if scorer.metadata.get("version") != event.version or not difference <= SMOKE_TOLERANCE:
+    version = OnnxProbe(bundle / paths.RELEASED_ONNX.name).metadata.get("version")
+    if version != event.version or not difference <= SMOKE_TOLERANCE:
         raise AbstainError(
             Code.EXPORT_DIFFERS, f"{event.version} fails its smoke test (largest difference {difference:.2g}): not used"
         )
@@ -191,7 +191,7 @@ def build_bundle(root: Path, record: PromotionRecord) -> RegistryEvent:
         holdout_sha256=record.metrics.holdout.digest,
         reason=_describe_promotion_reason(record),
         guarantee=record.guarantee,
-        kind=json.loads((root / paths.SCORER_CHOICE).read_text())["kind"],
+        scorer=json.loads((root / paths.SCORER_CHOICE).read_text())["name"],
         bundle_sha256=write_digest(bundle),
     )
     smoke_test(bundle, event)
@@ -251,20 +251,21 @@ def _write_smoke_test(root: Path, bundle: Path) -> None:
     import torch
 
     from abstain.data.store.state_table import StateTable, write_table
-    from abstain.serving.live_scorer import LiveScorer
 
     table = StateTable(root / paths.FEATURES)
     rows = table.read_rows(np.flatnonzero(table.lengths)[:SMOKE_ROWS].tolist())
     lengths = [len(row) for row in rows]
     write_table(bundle / SMOKE_STATES, lengths, table.width, torch.float32, enumerate(rows), table.model)
-    confidences = _compute_smoke_confidences(LiveScorer.open(root / paths.ONNX), bundle / SMOKE_STATES)
-    write_json(bundle / SMOKE_CONFIDENCES, confidences)
+    write_json(bundle / SMOKE_CONFIDENCES, _compute_smoke_confidences(bundle))
 
 
-def _compute_smoke_confidences(scorer: LiveScorer, states: Path) -> dict[str, list[float]]:
-    """Compute the probe's confidences for the `states` of real answers, and the served scorer's for a made-up one."""
+def _compute_smoke_confidences(bundle: Path) -> dict[str, list[float]]:
+    """Compute the probe's confidences for states of real answers, and those of the other files for made-up inputs."""
     from abstain.data.store.state_table import StateTable
-    from abstain.serving.scorer_latency import make_random_features
+    from abstain.learning.estimators.onnx_file import run_on_random_inputs
+    from abstain.learning.estimators.onnx_probe import OnnxProbe
 
-    live = np.nan_to_num(scorer.score(make_random_features(scorer)), nan=-1.0)
-    return {"probe": scorer.probe.predict(StateTable(states)).tolist(), "live": live.tolist()}
+    probe = OnnxProbe(bundle / paths.RELEASED_ONNX.name).predict(StateTable(bundle / SMOKE_STATES))
+    parts = sorted((bundle / paths.RELEASED_PARTS.name).glob("*.onnx"))
+    outputs = {file.stem: run_on_random_inputs(file.read_bytes(), SMOKE_ROWS).tolist() for file in parts}
+    return {PROBE: probe.tolist()} | outputs

@@ -108,7 +108,7 @@ def check_candidate_in_workspace(
         missing_guarantee=missing_guarantee,
         allow_missing_guarantee=allow_missing and (champion_event is None or rule == "accepted"),
         forward_tokens=json.loads(candidate["scorer"])["forward_tokens"],
-        base_model_ms=latency["base_model_ms"],
+        decision_ms=latency["decision_ms"],
     )
     erased: int | None = 0
     if (

@@ -1,7 +1,7 @@
 """Decisions of a promotion for later retrains, as values of params.yaml, where DVC sees them.
 
-`split.holdout_frozen_at` gets the time from which rows are too new for the hold-out. `serve.current_kind` gets the
-kind of scorer that is kept unless another one is clearly better.
+`split.holdout_frozen_at` gets the time from which rows are too new for the hold-out. `serve.current_scorer` gets the
+scorer that is kept unless another one is clearly better.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def write_promotion_params(workspace: Workspace, event: RegistryEvent) -> bool:
     if event.has_guarantee and params.split.holdout_frozen_at is None:
         frames = read_frames(DataStore(workspace.path / paths.DATA))
         values["split"] = {"holdout_frozen_at": _get_time_after_all_rows(frames)}
-    if params.serve.current_kind != event.kind:
-        values["serve"] = {"current_kind": event.kind}
+    if params.serve.current_scorer != event.scorer:
+        values["serve"] = {"current_scorer": event.scorer}
     if not values:
         return False
     stale = json.loads(workspace.dvc("status", "--json"))
@@ -99,7 +99,7 @@ def refill_holdout(workspace: Workspace) -> None:
 
 
 def write_rollback_params(workspace: Workspace, event: RegistryEvent) -> None:
-    """Write the kind of the scorer in production again, so that the next retrain chooses by it; the caller commits.
+    """Write the scorer in production again, so that the next retrain chooses by it; the caller commits.
 
     A rollback is an emergency, so a params.yaml that this release cannot read does not stop it.
 
@@ -108,7 +108,7 @@ def write_rollback_params(workspace: Workspace, event: RegistryEvent) -> None:
         event: The rollback.
     """
     with suppress(AbstainError):
-        edit_params(workspace, {"serve": {"current_kind": event.kind}})
+        edit_params(workspace, {"serve": {"current_scorer": event.scorer}})
 
 
 def _get_time_after_all_rows(frames: StoreFrames) -> str:

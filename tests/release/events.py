@@ -16,7 +16,7 @@ def promotion(version: str = "v1.0.0", **changes: Any) -> RegistryEvent:
         "holdout_sha256": "0" * 64,
         "reason": "approved by the promotion checks",
         "guarantee": make_guarantee(),
-        "kind": "probe",
+        "scorer": "probe",
         "bundle_sha256": "0" * 64,
     }
     return RegistryEvent(**{**fields, "version": version, **changes})

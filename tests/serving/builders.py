@@ -36,7 +36,7 @@ def metadata(model: Path, settings: Settings) -> dict[str, str]:
         "site": "residual",
         "too_long": "refuse",
         "includes_eos": "true",
-        "scorer": json.dumps({"name": "probe", "kinds": {"probe": "probe"}, "sha256": {}, "forward_tokens": None}),
+        "scorer": json.dumps({"name": "probe", "sha256": {}, "models": {}, "forward_tokens": None}),
         "threshold": "0.5",
         "guarantee": MISSING_GUARANTEE,
         "calibration": json.dumps({"method": "none"}),
@@ -52,13 +52,13 @@ def release(folder: Path, base: Path, settings: Settings, **changes: str | None)
     return file
 
 
-def write_scorer(bundle: Path, name: str, kinds: dict[str, str], *, forward_tokens: float = 1.0, **files: bytes) -> str:
+def write_scorer(bundle: Path, name: str, *, forward_tokens: float = 1.0, **files: bytes) -> str:
     """Write the parts of a scorer into `bundle`; returns its description, `scorer` among the metadata."""
     (bundle / "parts").mkdir(parents=True, exist_ok=True)
     for part, content in files.items():
         (bundle / "parts" / f"{part}.onnx").write_bytes(content)
     sha256 = {part: hashlib.sha256(content).hexdigest() for part, content in files.items()}
-    return json.dumps({"name": name, "kinds": kinds, "forward_tokens": forward_tokens, "sha256": sha256})
+    return json.dumps({"name": name, "models": {}, "forward_tokens": forward_tokens, "sha256": sha256})
 
 
 def requests(count: int = 6) -> list[Interaction]:

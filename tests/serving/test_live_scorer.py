@@ -33,22 +33,21 @@ WRITER = WriterScores(
     intercept=0.1,
 )
 WRITER_ONNX = logistic_to_onnx(WRITER.coefficient, WRITER.intercept, WRITER.to_dict())
-KINDS = {"probe": "probe", "min_log_prob": "log_prob", "writer": "writer"}
 
 
 @pytest.fixture
 def open_scorer(opened: Open, tmp_path: Path) -> Open:
     """Open a release of this live scorer, whose files have these contents."""
 
-    def open_(name: str, kind: str, **files: bytes) -> Predictor:
-        return opened(scorer=write_scorer(tmp_path / "bundle", name, {name: kind, **KINDS}, **files))
+    def open_(name: str, **files: bytes) -> Predictor:
+        return opened(scorer=write_scorer(tmp_path / "bundle", name, **files))
 
     return open_
 
 
 @pytest.fixture
 def fused(open_scorer: Open) -> Predictor:
-    return open_scorer("fusion_one_pass", "fusion", fusion_one_pass=fusion_to_onnx(FUSION))
+    return open_scorer("fusion_one_pass", fusion_one_pass=fusion_to_onnx(FUSION))
 
 
 def backlog(scorer: Predictor, at_most: int) -> BatchScores:
@@ -66,8 +65,8 @@ def test_fusion_reads_all_of_its_parts(fused: Predictor, open_scorer: Open) -> N
     refused, *decisions = fused.decide_interactions([rows[1].model_copy(update={"answer": "x" * 600}), *rows])
     assert refused.confidence is None and refused.reason is not None and refused.reason.code is Code.TOO_LONG
     assert (refused.decision, {decision.reason for decision in decisions}) == ("abstain", {None})
-    assert fused.scorer.kind == "fusion" and len(fused.reader.sources) == 2
-    probe = [decision.confidence for decision in open_scorer("probe", "probe").decide_interactions(rows)]
+    assert len(fused.reader.sources) == 2
+    probe = [decision.confidence for decision in open_scorer("probe").decide_interactions(rows)]
     signal = next(signal for signal in LIKELIHOOD_SIGNALS if signal.name == "min_log_prob")
     source = fused.source
     lowest = signal.score(read_features(source.params, source.settings, rows, signal.requires))

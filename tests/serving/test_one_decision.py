@@ -175,8 +175,7 @@ def open_doors(
         def open_(case: Case) -> Doors:
             changes = {"threshold": "0.0", "guarantee": case.guarantee}
             if case.scorer == "writer":
-                kinds = {"writer": "writer"}
-                changes["scorer"] = write_scorer(folder, "writer", kinds, forward_tokens=0.0, writer=WRITER_ONNX)
+                changes["scorer"] = write_scorer(folder, "writer", forward_tokens=0.0, writer=WRITER_ONNX)
             releases.promote("v1.0.0", make_release(**changes))
             client = stack.enter_context(GateClient(make_service(timeout_s=60, portkey_timeout_s=60)))
             return Doors(folder, settings, client, monkeypatch, capsys)

@@ -13,10 +13,11 @@ from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.loading import find_model, load_model
 from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.requests import HiddenStates, Request
+from abstain.serving.predictor import Predictor
 from abstain.serving.request_files import make_interaction_from_texts
-from abstain.serving.scorer_latency import measure_base_model_ms
+from abstain.serving.scorer_latency import measure_decision_ms
 from tests.learning.thresholds.builders import make_guarantee
-from tests.serving.builders import GUARANTEE, LAYOUT, requests
+from tests.serving.builders import GUARANTEE, LAYOUT, release, requests
 from tests.serving.conftest import Open
 
 
@@ -108,11 +109,16 @@ def test_open_does_not_load_the_base_model(opened: Open, monkeypatch: pytest.Mon
         predictor.decide_interactions(requests(1))
 
 
-def test_measure_base_model_ms_uses_no_cache(opened: Open) -> None:
-    predictor = opened()
-    predictor.compute_missing(requests(3))
-    prompts = predictor.source.load_engine().stats.prompts
-    assert measure_base_model_ms(predictor, requests(3)) > 0
-    assert predictor.source.load_engine().stats.prompts == prompts + 2, "of one answer, once to load the model"
+def test_measure_decision_ms_uses_no_cache(
+    opened: Open, model: Path, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened().compute_missing(requests(3))
+    file, read = release(tmp_path / "measured", model, settings), []
+    of_reader = Predictor.score_answers
+    monkeypatch.setattr(
+        Predictor, "score_answers", lambda self, *given: read.append(given[2]) or of_reader(self, *given)
+    )
+    assert measure_decision_ms(file, settings, requests(3)) > 0
+    assert len(read) == 2 and read[0] == read[1] and read[0][0] > 0, "one answer, once to load the model"
     long = requests(1)[0].model_copy(update={"answer": "x" * 600})
-    assert measure_base_model_ms(predictor, [long]) == measure_base_model_ms(predictor, []) == 0
+    assert measure_decision_ms(file, settings, [long]) == measure_decision_ms(file, settings, []) == 0

@@ -48,13 +48,12 @@ def serving(opened: Open, tmp_path: Path) -> Open:
     """Open a release, whose probe reads no EOS, of a signal, the writer's scores, or a fusion of several parts."""
 
     def open_(*names: str) -> Predictor:
-        kinds = {name: name if name in ("probe", "writer") else "log_prob" for name in names}
         files, name = {"writer": WRITER_ONNX} if "writer" in names else {}, names[0]
         if len(names) > 1:
-            name, kinds["all"], count = "all", "fusion", len(names)
+            name, count = "fusion", len(names)
             fusion = Fusion(names, (0.0,) * count, (1.0,) * count, (0.7,) * count, (0.0,) * count, 0.2, 1.0)
-            files["all"] = fusion_to_onnx(fusion)
-        return opened(scorer=write_scorer(tmp_path / "bundle", name, kinds, **files), includes_eos="false")
+            files["fusion"] = fusion_to_onnx(fusion)
+        return opened(scorer=write_scorer(tmp_path / "bundle", name, **files), includes_eos="false")
 
     return open_
 
@@ -111,8 +110,9 @@ def test_provided_log_probs_score_as_the_signal_defines(serving: Open) -> None:
 def test_provided_features_of_a_regressor_lack_conditions(serving: Open) -> None:
     """Its file puts medians in place of what is missing, so that nothing shows it."""
     scorer = serving("probe").scorer
-    regressor = NllRegressor(SimpleNamespace(predict=lambda table: pytest.fail("scored with half of it")), LAYOUT)
-    scorer = LiveScorer(scorer.probe, scorer.metadata, scorer.llm, "linear", "regressor", None, regressor)
+    conditions = SimpleNamespace(llm=SimpleNamespace(layout=LAYOUT))
+    regressor = NllRegressor(SimpleNamespace(predict=lambda table: pytest.fail("scored with half of it")), conditions)
+    scorer = LiveScorer(scorer.probe, scorer.metadata, scorer.llm, "linear", None, regressor)
     features = build_provided_features(scorer, ROW, STATES, KNOWN)
     assert isinstance(features, MissingFeatures) and features.features == {}
     assert set(features.names) == set(lacks(scorer)) and len(features.names) == len(scorer.requires)

@@ -56,9 +56,9 @@ def test_evaluate_tables_name_the_same_scorers(bank: Params) -> None:
     costs = content["forward_tokens"]
     assert costs["lstm"] == costs["probe"] > 0 == costs["length_only"] == costs["base_rate"]
     assert costs["fusion"] > costs["random_forest_label"] > costs["sequence_log_prob"] > 0
-    assert content["served"].items() >= {"name": "probe", "kind": "probe", "layer": 2, "site": "residual"}.items()
+    assert content["served"].items() >= {"name": "probe", "layer": 2, "site": "residual"}.items()
     assert content["probe"] == artifacts.read_json(paths.PROBE_CHOICE)
-    assert holdout["served"] == {"name": "probe", "kind": "probe", "forward_tokens": costs["probe"]}
+    assert holdout["served"] == {"name": "probe", "forward_tokens": costs["probe"]}
     aurocs = {name: holdout["scorers"][name]["auroc"] for name in SIGNALS if name != "length_only"}
     plotted = {"probe", "fusion", "length_only", max(aurocs, key=aurocs.__getitem__)}
     assert set(pd.read_csv(paths.PLOTS / "roc.csv")["scorer"]) == plotted

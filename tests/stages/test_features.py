@@ -130,7 +130,7 @@ def test_features_familiarity_is_compared_fused_and_costed(bank: Params, monkeyp
     run_stages(params, "features", "train_fusion", "evaluate")
     asked, summary = artifacts.read_signals("asked"), artifacts.read_json(paths.FEATURES_SUMMARY)
     assert asked[FAMILIARITY].between(0, 1).mean() > 0.9 and asked[FAMILIARITY].nunique() > 1
-    assert summary["forward_tokens"][FAMILIARITY] > 0 and "prompt of its own" in summary["not_servable"][FAMILIARITY]
+    assert summary["forward_tokens"][FAMILIARITY] > 0
     assert FAMILIARITY in artifacts.read_json(paths.METRICS)["holdout"]["scorers"]
     assert FAMILIARITY in artifacts.read_json(paths.FUSIONS)["fusion"]["names"]
 
@@ -162,16 +162,16 @@ def test_features_summary_lists_unreadable_and_shortened(finished: Finished, ban
 
 def test_features_summary_has_forward_tokens(bank: Params) -> None:
     costs = artifacts.read_json(paths.FEATURES_SUMMARY)["forward_tokens"]
-    assert costs.keys() == {*NAMES, "probe", "fusion", "fusion_one_pass", "fusion_two_passes"}
+    assert costs.keys() == {*NAMES[:-1], "probe", "regressors", "fusion", "fusion_one_pass", "fusion_two_passes"}
     settings, rows = load_settings(), read_labelled()
-    for one in build_scorers(bank, settings).scorers:
+    for one in build_scorers(bank, settings).scorers[:-1]:
         assert costs[one.name] == estimate_forward_tokens(bank.llm, settings, rows, one.requires)
-    assert costs["length_only"] == costs["writer"] == 0
+    assert costs["writer"] == 0
     assert costs["probe"] == costs["sequence_log_prob"] * 2 / 4, "layer 2 of 4"
-    assert costs["fusion"] < sum(costs[name] for name in NAMES), "what they share is run once"
-    assert costs["fusion"] > max(costs[name] for name in NAMES)
-    assert costs["fusion_one_pass"] == costs["sequence_log_prob"], "the probe reads a part of that pass"
-    assert costs["fusion_two_passes"] == costs["context_gain"]
+    assert costs["fusion"] < sum(costs[name] for name in NAMES[:-1]), "what they share is run once"
+    assert costs["fusion"] > max(costs[name] for name in NAMES[:-1])
+    assert costs["fusion_one_pass"] == costs["yes_score_fused"], "the others read a part of that pass"
+    assert costs["fusion_two_passes"] > costs["context_gain"]
 
 
 def test_features_too_few_groups_raise_before_any_pass(bank: Params, monkeypatch: pytest.MonkeyPatch) -> None:

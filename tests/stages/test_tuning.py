@@ -147,9 +147,10 @@ def test_export_onnx_metadata_describes_inputs_and_guarantee(bank: Params) -> No
     assert float(served.metadata.pop("threshold")) == threshold["threshold"]
     assert json.loads(served.metadata.pop("scorer")) == {
         "name": "probe",
-        "kinds": {"probe": "probe"},
         "forward_tokens": artifacts.read_json(paths.FEATURES_SUMMARY)["forward_tokens"]["probe"],
         "sha256": {},
+        "models": {},
+        "perturbation": bank.perturbation.model_dump(),
     }
     assert served.metadata == {
         FORMAT_KEY: BUNDLE_FORMAT,

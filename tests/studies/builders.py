@@ -98,7 +98,17 @@ def write_data(folder: Path) -> Path:
 
 def result(study: Experiment, cell: ExperimentCell, auroc: float = 0.75) -> dict[str, Any]:
     """A made-up result of a cell."""
-    names = ("mse", "positive", "auroc", "accuracy", "f1", "withheld", "accuracy_buffered", "f1_buffered")
+    names = (
+        "mse",
+        "mse_difference",
+        "positive",
+        "auroc",
+        "accuracy",
+        "f1",
+        "withheld",
+        "accuracy_buffered",
+        "f1_buffered",
+    )
     figures = {
         name + end: auroc + shift for name in names for end, shift in (("", 0.0), ("_low", -0.1), ("_high", 0.1))
     }

@@ -14,7 +14,7 @@ from studies.similarity import bert_score, mean_similarity
 from tests.llm.builders import plain_forward, tiny_model
 from tests.llm.conftest import settings, tiny_folder
 
-pytestmark = pytest.mark.soak(twin="test_familiarity_benchmark_prints_three_tables")
+pytestmark = pytest.mark.soak(twin="test_familiarity_benchmark_prints_its_tables")
 
 __all__ = ["settings", "tiny_folder"]
 
@@ -45,7 +45,7 @@ def test_baselines_score_every_instruction(baselines: FamiliarityBaselines) -> N
     found = baselines.score(ASKED)
     assert tuple(found) == BASELINES
     assert all(one.shape == (len(ASKED),) for one in found.values())
-    assert all(np.isfinite(one[:2]).all() for one in found.values())
+    assert all(np.isfinite(one[:2]).all() for name, one in found.items() if name != "greedy_significance")
     assert np.isnan(found["greedy_significance"][2]), "without a concept nothing can be masked"
     assert (found["sampled_bert_score"] > 1).any(), "samples of one prompt differ"
 
@@ -59,13 +59,27 @@ def test_baselines_are_computed_from_the_reply(
     assert found["greedy_mean_log_prob"][0] == pytest.approx(given.mean(), abs=1e-4)
     assert found["greedy_min_log_prob"][0] == pytest.approx(given.min(), abs=1e-4)
     assert found["greedy_perplexity"][0] == pytest.approx(-np.exp(-alone.mean()), rel=1e-3)
-    tuplet, masked, _ = found["greedy_significance"]
+    set_reply(monkeypatch, "Xyz.")
+    tuplet, masked, _ = baselines.score(ASKED)["greedy_significance"]
     assert masked == 0 < tuplet, "a masked concept says nothing"
-    p, q = (log_probs_of("concept-explain", text, "It is.") for text in ("Tuplet", MASK))
+    p, q = (log_probs_of("concept-explain", text, "Xyz.")[:3] for text in ("Tuplet", MASK))
     assert tuplet == pytest.approx(((np.exp(p) - np.exp(q)) * (p - q)).mean(), rel=1e-3)
     set_reply(monkeypatch, "")
     found = baselines.score(ASKED[:2])
     assert all(np.isnan(found[name]).all() for name in BASELINES if not name.startswith("sampled"))
+
+
+def test_significance_leaves_out_concept_and_stop_words(
+    baselines: FamiliarityBaselines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the authors' `get_mask_score`: what the reply says of a mention counts for nothing, and is masked for the rest."""
+    set_reply(monkeypatch, "Xa tuPLET, z")
+    (found,) = baselines.score(ASKED[:1])["greedy_significance"]
+    mentions = {"Tuplet": " tuPLET", MASK: f" {MASK}" * len(" tuPLET")}
+    p, q = (
+        log_probs_of("concept-explain", concept, f"Xa{mention}, z")[[0, -1]] for concept, mention in mentions.items()
+    )
+    assert found == pytest.approx(((np.exp(p) - np.exp(q)) * (p - q)).mean(), rel=1e-3)
 
 
 @pytest.mark.parametrize("reply", ["Yes.", "No."])

@@ -40,7 +40,11 @@ def test_tabulate_figures_have_intervals_withheld_with_a_buffer(study: Experimen
     assert "Trained on 12 answers and evaluated on 6 others" in text and "withheld" not in text
     two, three, *papers = grid(text)
     assert two["BM by PM"] == "smollm2-135m-instruct by itself" and (two["K"], three["K"]) == ("2", "3")
-    assert two["t"] == "0.5" and two["MSE"] == "0.7500 (0.6500 to 0.8500)" and two["variance"] == "0.0400"
+    assert (
+        two["t"] == "0.5"
+        and two["MSE"] == "0.7500 (0.6500 to 0.8500)"
+        and two["over the constant"] == "+0.7500 (+0.6500 to +0.8500)"
+    )
     assert two["accuracy"] == two["F1"] == two["AUROC"] == "0.750 (0.650 to 0.850)"
     assert two["correct at t"] == "75.0 %"
     assert [row["K"] for row in papers] == ["3", "5"]
@@ -58,7 +62,7 @@ def test_tabulate_paper_rows_follow_the_same_setting(study: Experiment) -> None:
     paper = grid(section(markdown, "Table 2"))[2]
     assert paper["BM by PM"] == "paper: Big by itself"
     assert (paper["t"], paper["MSE"], paper["accuracy"], paper["AUROC"]) == ("0.95", "≤ 0.004", "0.700", "0.797")
-    assert paper["F1"] == paper["variance"] == paper["correct at t"] == "not stated"
+    assert paper["F1"] == paper["over the constant"] == paper["correct at t"] == "not stated"
     at = report["tables"]["12"]["rows"]
     assert [(row["of"], row["threshold"]) for row in at] == [("here", 0.35), ("here", 0.5), ("paper", 0.5)]
     # Of other models than ours no row is of the same setting.

@@ -143,7 +143,7 @@ class Candidates:
         (root / paths.REPORT).mkdir(parents=True)
         evidence = EVIDENCE.model_copy(update={"sampled": n_self_selected is not None})
         guarantee = UNCHECKED.model_copy(update={"evidence": evidence}) if guaranteed else MISSING
-        scorer = {"name": "probe", "kinds": {"probe": "probe"}, "forward_tokens": 50.0, "sha256": {}}
+        scorer = {"name": "probe", "forward_tokens": 50.0, "sha256": {}, "models": {}}
         metadata = {
             FORMAT_KEY: BUNDLE_FORMAT,
             "model": "m",
@@ -160,7 +160,7 @@ class Candidates:
         }
         write_mean_probe(root / paths.ONNX, D, metadata)
         (root / paths.ONNX_PARTS).mkdir()
-        (root / paths.SCORER_CHOICE).write_text(json.dumps({"kind": "probe"}))
+        (root / paths.SCORER_CHOICE).write_text(json.dumps({"name": "probe"}))
         found = make_related_set(400, probe, 1.2, seed=1, correlation=0.99)
         scores = pd.DataFrame(
             {
@@ -217,7 +217,7 @@ def first_candidates(workspace: Plain, monkeypatch: pytest.MonkeyPatch) -> Candi
     """With nothing in production."""
     made = Candidates(workspace)
     monkeypatch.setattr(
-        promotion_inputs, "run", lambda *_, **__: json.dumps({"p99_ms": made.latency, "base_model_ms": 40.0})
+        promotion_inputs, "run", lambda *_, **__: json.dumps({"p99_ms": made.latency, "decision_ms": 40.0})
     )
     monkeypatch.setattr(promotion, "create_markdown_artifact", lambda text, **_: made.judged.append(text))
     monkeypatch.setattr(promotion_inputs, "score_champion", made.scores_of_champion)

@@ -23,7 +23,6 @@ RegressorKind = Literal["random_forest", "gradient_boosting", "linear"]
 CorrectnessTarget = Literal["label", "cosine", "rouge1_f1", "rouge1_precision", "rougeL", "exact_match", "token_f1"]
 Architecture = Literal["lstm", "lstm_no_huber", "linear", "attention", "pca"]
 Audit = Literal["context_removed", "answers_shuffled", "product_left_out"]
-ServableKind = Literal["probe", "regressor", "log_prob", "writer", "fusion"]
 
 
 class LLMParams(FrozenModel):
@@ -148,7 +147,7 @@ class ServeParams(FrozenModel):
 
     scorer: Annotated[str, Field(min_length=1)]
     max_forward_tokens: Count | None
-    current_kind: ServableKind | None
+    current_scorer: Annotated[str, Field(min_length=1)] | None
 
 
 class ScorerParams(FrozenModel):

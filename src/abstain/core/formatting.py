@@ -29,7 +29,7 @@ def format_number(value: float | None, form: str = ".3f") -> str:
     Returns:
         The text.
     """
-    return format(value, form).replace("-", "−") if is_defined(value) else NOT_DEFINED
+    return format(value, form).replace("-", "−").replace("%", " %") if is_defined(value) else NOT_DEFINED
 
 
 def format_percent(value: float | None, digits: int = 1) -> str:

@@ -5,12 +5,15 @@ PROBE = "probe"
 REGRESSORS = "regressors"
 """All correctness regressors, which share one feature request; each has the name of its kind and target."""
 WRITER = "writer"
-FAMILIARITY = "familiarity"
+YES_SCORES = ("yes_score", "yes_score_tokens", "yes_score_fused")
+VERBALIZED = "verbalized"
+FAMILIARITY, ENTAILMENT, EXTRACTIVE_QA = "familiarity", "entailment", "extractive_qa"
 FUSION = "fusion"
-"""The fusion of all scorers, for comparison."""
+"""The fusion of all scorers."""
 ONE_PASS, TWO_PASSES = "fusion_one_pass", "fusion_two_passes"
-"""Fusions that can be served.
+"""Cheaper fusions.
 
 The first uses the features of the forward pass with the contexts, the second also those of the pass without them.
 """
+FUSIONS = (ONE_PASS, TWO_PASSES, FUSION)
 LENGTH_ONLY, BASE_RATE = "length_only", "base_rate"

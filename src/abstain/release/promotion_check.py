@@ -130,7 +130,7 @@ class CandidateMeasurements:
         missing_guarantee: Why there is no guarantee that the hold-out can check; None if there is one.
         allow_missing_guarantee: Whether the candidate may be promoted without one.
         forward_tokens: Tokens that the base model reads for an answer (reported only).
-        base_model_ms: Time for that on this machine in milliseconds; None if it was not measured (reported only).
+        decision_ms: Time for that on this machine in milliseconds; None if it was not measured (reported only).
     """
 
     threshold: float
@@ -143,7 +143,7 @@ class CandidateMeasurements:
     missing_guarantee: MissingGuarantee | None = None
     allow_missing_guarantee: bool = False
     forward_tokens: float = 0.0
-    base_model_ms: float | None = None
+    decision_ms: float | None = None
 
 
 def check_candidate(
@@ -246,8 +246,8 @@ def _check_latency(candidate: CandidateMeasurements, params: PromotionParams) ->
     if not candidate.forward_tokens:
         return replace(check, message=f"{check.message}; no pass of the base model")
     usage = f"the base model reads {candidate.forward_tokens:.0f} tokens before"
-    if candidate.base_model_ms is not None:
-        usage += f", in {candidate.base_model_ms:.0f} ms"
+    if candidate.decision_ms is not None:
+        usage += f", in {candidate.decision_ms:.0f} ms"
     return replace(check, message=f"{check.message}; {usage}")
 
 

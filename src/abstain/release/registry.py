@@ -16,7 +16,6 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 
-from abstain.config.params import ServableKind
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.learning.thresholds.guarantee import Guarantee
@@ -40,7 +39,7 @@ class RegistryEvent(BaseModel):
         holdout_sha256: Digest of the hold-out.
         reason: Why the pointer was moved.
         guarantee: The guarantee of the version, or why there is none.
-        kind: Kind of the served scorer.
+        scorer: Name of the served scorer.
         bundle_sha256: Digest of all files of the bundle.
     """
 
@@ -54,7 +53,7 @@ class RegistryEvent(BaseModel):
     holdout_sha256: str
     reason: str
     guarantee: Guarantee
-    kind: ServableKind
+    scorer: str
     bundle_sha256: str
 
     @property

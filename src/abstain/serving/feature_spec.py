@@ -12,8 +12,8 @@ from abstain.config.settings import Settings
 from abstain.core.contracts import Row
 from abstain.llm.engine.loading import find_model, load_tokenizer, read_layer_count
 from abstain.llm.engine.prompts import load_layout
-from abstain.llm.engine.requests import EOS, NLL, HiddenStates, Site, get_chosen_layer
-from abstain.llm.engine.tokenization import encode_prompt
+from abstain.llm.engine.requests import EOS, NLL, Generate, HiddenStates, NextTokenProbs, Site, get_chosen_layer
+from abstain.llm.engine.tokenization import encode_segments
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.serving.live_scorer import LiveScorer
 
@@ -64,7 +64,7 @@ class FeatureSpec(Row):
             site=llm.site,
             is_normalized=layer == depth and llm.site == "residual",
             includes_eos=llm.includes_eos,
-            eos_tokens=tuple(encode_prompt(tokenizer, encodable_segments).ids),
+            eos_tokens=tuple(encode_segments(tokenizer, encodable_segments).ids),
             eos_text="".join(tokenizer.eos_token if segment.eos else segment.text for segment in encodable_segments),
             width=scorer.probe.width,
             requires=tuple(dict.fromkeys(map(describe_feature_request, scorer.requires))),
@@ -79,7 +79,9 @@ class FeatureSpec(Row):
 def describe_feature_request(request: FeatureRequest) -> str:
     """Return what `request` computes in words, such as "the NLLs of the answer, without context"."""
     operation = request.operation
-    assert isinstance(operation, HiddenStates | NLL)  # no other scorer is served
+    if isinstance(operation, Generate | NextTokenProbs):
+        return f"what the base model replies to the question of {request.prompt_kind}"
+    assert isinstance(operation, HiddenStates | NLL)  # no scorer requires anything else
     if isinstance(operation, HiddenStates):
         description = "the hidden states of the answer" + (" and of EOS" if operation.includes_eos else "")
     elif "answer" in operation.segments:

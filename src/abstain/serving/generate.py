@@ -21,10 +21,11 @@ from abstain.core.errors import AbstainError
 from abstain.llm.engine.generation import GeneratedText
 from abstain.llm.engine.prompts import PromptSegments
 from abstain.llm.engine.requests import Generate, HiddenStates, Request
-from abstain.llm.engine.tokenization import encode_prompt
+from abstain.llm.engine.tokenization import encode_segments
 from abstain.llm.features.extraction import UnreadableInteraction
 from abstain.serving.decision import Decision, DecisionReason
 from abstain.serving.gate import NO_CONTEXT_REASON, DecisionInput, Gate, ScoredAnswer
+from abstain.serving.live_scorer import ExportedProbe
 from abstain.serving.predictor import Predictor
 
 EMPTY_ANSWER_REASON = DecisionReason(Code.NOTHING_TO_SCORE, "the base model gave no answer")
@@ -96,7 +97,7 @@ def generate_answers(
     predictor = gate.predictor
     source, engine = predictor.source, predictor.source.load_engine()
     assert isinstance(source.operation, HiddenStates)  # the input of a probe
-    by_states = predictor.scorer.kind == "probe"
+    by_states = isinstance(predictor.scorer.scorer, ExportedProbe)
     operation = replace(operation, samples=1, states=source.operation if by_states else None)
     unanswered: dict[int, Decision] = {}
     requests: dict[str, Request] = {}
@@ -160,7 +161,7 @@ def _make_interaction(question: Question, answer: str, predictor: Predictor) -> 
 
 def _retokenizes_equally(tokenizer: Any, answer: PromptSegments, generated: GeneratedText) -> bool:
     """Return whether `answer`, the answer's segment, is tokenized into the tokens that were generated."""
-    return tuple(encode_prompt(tokenizer, answer).ids) == generated.tokens
+    return tuple(encode_segments(tokenizer, answer).ids) == generated.tokens
 
 
 def _get_generated_states(generated: GeneratedText, request: Request) -> Tensor:

@@ -1,7 +1,7 @@
-"""The live scorer of a bundle, which computes the confidence of an answer from the base model's features.
+"""The live scorer of a bundle: a scorer of the leaderboard, with what it learnt read from ONNX files.
 
-It is one of the scorers that can be served (llm/signals/servable.py), with fitted parameters read from ONNX files: the
-probe, a regressor on NLLs, a log-probability, the writer's own scores, or a fusion of these.
+A scorer that learnt nothing is made by name (llm/signals/registry.py), as it is for a retrain. The probe, regressors,
+the regression on the writer's scores and fusions are files of the bundle.
 """
 
 from __future__ import annotations
@@ -11,22 +11,24 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from abstain.config.params import LLMParams, ServableKind
+from abstain.config.params import LLMParams, PerturbationParams
+from abstain.config.settings import Settings
 from abstain.core import paths
 from abstain.core.bundle_format import require_format
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.core.scorer_names import FUSIONS, PROBE, WRITER
 from abstain.learning.estimators.onnx_logistic import OnnxLogistic
 from abstain.learning.estimators.onnx_probe import OnnxProbe
-from abstain.llm.engine.loading import pin_revision
+from abstain.llm.engine.loading import find_model, pin_revision
 from abstain.llm.engine.requests import make_probe_operation
 from abstain.llm.features.feature_request import FeatureRequest
-from abstain.llm.signals.base import FeatureBatch
-from abstain.llm.signals.likelihood import LIKELIHOOD_SIGNALS
+from abstain.llm.signals.base import FeatureBatch, RunsModel
+from abstain.llm.signals.registry import make_scorer
 from abstain.llm.signals.writer import WriterScores
 
 
@@ -115,7 +117,6 @@ class LiveScorer:
         metadata: Metadata of that file.
         llm: Base model and prompt layout of the training.
         name: Name of the scorer.
-        kind: Its kind.
         forward_tokens: Mean number of tokens that the base model read for an answer in training; None if unknown.
         scorer: The scorer itself.
     """
@@ -124,22 +125,23 @@ class LiveScorer:
     metadata: Mapping[str, str]
     llm: LLMParams
     name: str
-    kind: ServableKind
     forward_tokens: float | None
     scorer: ScorerComponent
 
     @classmethod
-    def open(cls, file: Path) -> LiveScorer:
+    def open(cls, file: Path, settings: Settings) -> LiveScorer:
         """Open the scorer of a bundle.
 
         Args:
             file: ONNX file of the bundle's probe.
+            settings: Settings with the place of the models.
 
         Returns:
             The scorer.
 
         Raises:
-            AbstainError: The file has another format or incomplete metadata, or another file is missing or was changed.
+            AbstainError: The file has another format or incomplete metadata, another file is missing or was changed, or
+                a model that the scorer runs is not on this machine, or another revision of it.
         """
         probe = OnnxProbe(file)
         metadata = probe.metadata
@@ -150,16 +152,13 @@ class LiveScorer:
                 {**values, "model": pin_revision(values["model"], metadata["model_revision"])}
             )
             description = json.loads(metadata["scorer"])
-            name, tokens = description["name"], description["forward_tokens"]
-            loader = _ComponentLoader(
-                probe, llm, file.parent / paths.ONNX_PARTS.name, description["kinds"], description["sha256"]
-            )
-            scorer, kind = loader.load(name), description["kinds"][name]
+            loader = _ComponentLoader(probe, llm, settings, file.parent / paths.ONNX_PARTS.name, description)
+            scorer = loader.load(description["name"])
+            return cls(probe, metadata, llm, description["name"], description["forward_tokens"], scorer)
         except (KeyError, TypeError, ValueError):
             raise AbstainError(
                 Code.BAD_ARTIFACT, f"{file} carries no complete metadata: export it with this project"
             ) from None
-        return cls(probe, metadata, llm, name, kind, tokens, scorer)
 
     @property
     def components(self) -> Mapping[str, ScorerComponent]:
@@ -176,6 +175,11 @@ class LiveScorer:
     def requires(self) -> tuple[FeatureRequest, ...]:
         """Features that the base model computes for an answer; none for the writer's scores."""
         return self.scorer.requires
+
+    @property
+    def running(self) -> tuple[RunsModel, ...]:
+        """The components that run a model when they score."""
+        return tuple(component for component in self.components.values() if isinstance(component, RunsModel))
 
     def score(self, answers: FeatureBatch) -> np.ndarray:
         """Return confidences, float64 (rows,); nan if there is none."""
@@ -200,40 +204,60 @@ class _ComponentLoader:
     Attributes:
         probe: The probe.
         llm: Base model and prompt layout of the training.
+        settings: Settings of this machine.
         folder: Folder of the ONNX files.
-        kinds: Kind of scorer by name.
-        sha256: Checksum of the ONNX file by name.
+        description: Metadata of the scorer: checksums of the files (`sha256`), models beside the base model (`models`)
+            and the perturbation of contexts.
     """
 
     probe: OnnxProbe
     llm: LLMParams
+    settings: Settings
     folder: Path
-    kinds: Mapping[str, ServableKind]
-    sha256: Mapping[str, str]
+    description: Mapping[str, Any]
 
     def load(self, name: str) -> ScorerComponent:
-        kind = self.kinds[name]
-        if kind == "probe":
+        if name == PROBE:
             return ExportedProbe(self.probe, FeatureRequest(make_probe_operation(self.llm)))
-        if kind == "log_prob":
-            return {signal.name: signal for signal in LIKELIHOOD_SIGNALS}[name]
+        if name not in self.description["sha256"]:
+            return make_scorer(name, self.llm, {name: self._find_trained_model(name)}, self.settings)
         content = self._read(name)
-        if kind == "regressor":
-            from abstain.learning.estimators.regressors.onnx_regressor import OnnxRegressor
-            from abstain.serving.nll_regressor import NllRegressor
-
-            return NllRegressor(OnnxRegressor(content), self.llm.layout)
-        onnx = OnnxLogistic(content)
-        if kind == "writer":
+        if name == WRITER:
+            onnx = OnnxLogistic(content)
             return WriterScorer(onnx, WriterScores.from_dict(onnx.metadata))
-        return FusedScorer(
-            onnx, {component_name: self.load(component_name) for component_name in onnx.metadata["names"]}
-        )
+        if name in FUSIONS:
+            onnx = OnnxLogistic(content)
+            return FusedScorer(onnx, {component: self.load(component) for component in onnx.metadata["names"]})
+        return self._load_regressor(content)
+
+    def _load_regressor(self, content: bytes) -> ScorerComponent:
+        from abstain.learning.estimators.regressors.onnx_regressor import OnnxRegressor
+        from abstain.llm.signals.context_conditions import ContextConditions
+        from abstain.serving.nll_regressor import NllRegressor, PerturbedRegressor
+
+        perturbation = PerturbationParams.model_validate(self.description["perturbation"])
+        perturbation = perturbation.model_copy(update={"model": self._find_trained_model("perturbation")})
+        make_regressor = PerturbedRegressor if perturbation.n_copies else NllRegressor
+        return make_regressor(OnnxRegressor(content), ContextConditions(self.llm, perturbation, self.settings))
+
+    def _find_trained_model(self, user: str) -> str | None:
+        """Return the name of the model of the training that `user` runs; None if it is the base model, or none."""
+        if user not in self.description["models"]:
+            return None
+        name, revision = self.description["models"][user]
+        pinned = pin_revision(name, revision)
+        if (local_revision := find_model(pinned, self.settings).revision) != revision:
+            raise AbstainError(
+                Code.VERSION_MISMATCH,
+                f"{user} was trained with {name}@{revision}, but this machine has @{local_revision}: fetch that "
+                "revision, or retrain",
+            )
+        return pinned
 
     def _read(self, name: str) -> bytes:
         file = self.folder / f"{name}.onnx"
         content = file.read_bytes() if file.is_file() else b""
-        if hashlib.sha256(content).hexdigest() != self.sha256[name]:
+        if hashlib.sha256(content).hexdigest() != self.description["sha256"][name]:
             raise AbstainError(
                 Code.BAD_ARTIFACT, f"{file} is missing or another file than was released: fetch the release again"
             )

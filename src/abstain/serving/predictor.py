@@ -60,7 +60,7 @@ class Predictor:
             AbstainError: The file has no complete metadata, another file of the bundle is missing or was changed, or
                 the base model or the prompt layout on this machine is not the one of the training.
         """
-        scorer = LiveScorer.open(file)
+        scorer = LiveScorer.open(file, settings)
         metadata, llm = scorer.metadata, scorer.llm
         try:
             trained_revision, version, _ = metadata["model_revision"], metadata["version"], float(metadata["threshold"])
@@ -108,7 +108,7 @@ class Predictor:
         Args:
             batch: The answers and their features.
             unreadable: Why the base model cannot read each answer; None if it can.
-            forward_tokens: Number of tokens that the base model read for each answer.
+            forward_tokens: Number of tokens that the base model read for the features of each answer.
 
         Returns:
             One decision per answer, in order.
@@ -127,7 +127,8 @@ class Predictor:
                 decision = self.make_abstain_decision(interaction.interaction_id, reason)
             else:
                 decision = self.apply_threshold(interaction.interaction_id, float(confidence))
-            decisions.append(replace(decision, forward_tokens=n_tokens))
+            own_tokens = sum(scorer.estimate_forward_tokens([interaction]) for scorer in self.scorer.running)
+            decisions.append(replace(decision, forward_tokens=n_tokens + own_tokens))
         return decisions
 
     def compute_missing(

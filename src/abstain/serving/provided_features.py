@@ -11,7 +11,7 @@ from abstain.core.codes import Code
 from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.llm.features.feature_request import FeatureRequest
-from abstain.llm.signals.base import FeatureBatch, Signal
+from abstain.llm.signals.base import FeatureBatch, RunsModel, Signal
 from abstain.llm.signals.compute_features import ProvidedFeatures
 from abstain.llm.signals.likelihood import NLL_WITH_CONTEXT
 from abstain.serving.feature_spec import describe_feature_request
@@ -20,6 +20,7 @@ from abstain.serving.log_probs import AnswerLogProbs
 from abstain.serving.request_files import make_interaction_from_texts
 
 WRITER_SCORES_NAME = "the answer, with the scores that its writer gave it"
+READING_NAME = "what a model reads in the texts"
 PLACEHOLDER_INTERACTION = make_interaction_from_texts("?", "!", [])
 """Represents an answer whose texts are unknown."""
 
@@ -64,9 +65,10 @@ def build_provided_features(
     row = interaction or PLACEHOLDER_INTERACTION
     missing: dict[str, FeatureRequest | None] = {}
     for component in components:
-        if not isinstance(component, WriterScorer):
-            missing |= _find_missing(component, row, features)
-        elif interaction is None:
+        missing |= _find_missing(component, row, features)
+        if isinstance(component, RunsModel):
+            missing[READING_NAME] = None
+        if isinstance(component, WriterScorer) and interaction is None:
             missing[WRITER_SCORES_NAME] = None
     incomplete_requests = set(missing.values())
     usable = {

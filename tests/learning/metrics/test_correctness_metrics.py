@@ -172,3 +172,15 @@ def test_tune_t_ignores_trivial_threshold() -> None:
     for predicted, candidates in ((true, []), (np.full(4, NAN), [0.92])):
         with pytest.raises(AbstainError):
             tune_t(true, predicted, candidates)
+
+
+def test_evaluate_estimates_beside_the_constant_that_is_known() -> None:
+    """The difference is paired: estimates that are the constant lose nothing to it, in any resample."""
+    true, predicted, groups = make_sample()
+    resampling = BootstrapConfig(n_resamples=100, seed=0)
+    found = evaluate_estimates(true, predicted, 0.5, groups, None, resampling, constant=0.6).to_dict()
+    assert found["mse_constant"] == pytest.approx(((true - 0.6) ** 2).mean())
+    assert found["mse_difference"] == pytest.approx(found["mse"] - found["mse_constant"])
+    assert found["mse_difference_high"] < 0, "these estimates are better"
+    same = evaluate_estimates(true, np.full(len(true), 0.6), 0.5, groups, None, resampling, constant=0.6).to_dict()
+    assert same["mse_difference_low"] == same["mse_difference_high"] == 0

@@ -17,7 +17,7 @@ from abstain.llm.engine.loading import (
 )
 from abstain.llm.engine.prompts import Segment
 from abstain.llm.engine.requests import NLL, Request
-from abstain.llm.engine.tokenization import encode_prompt, get_bos_tokens
+from abstain.llm.engine.tokenization import encode_prompt, encode_segments, get_bos_tokens
 
 pytestmark = [
     pytest.mark.slow,
@@ -51,7 +51,7 @@ def by_hugging_face(loaded: LoadedModel, ids: list[int], last: int) -> Tensor:
 
 def test_gemma_reads_english_and_needs_bos(gemma: LoadedModel, real_settings: Settings) -> None:
     (bos,) = get_bos_tokens(gemma.tokenizer)
-    ids = encode_prompt(gemma.tokenizer, (Segment("text", PARAGRAPH),)).ids
+    ids = encode_segments(gemma.tokenizer, (Segment("text", PARAGRAPH),)).ids
     without, with_it = (by_hugging_face(gemma, [*first, *ids], len(ids) - 1).mean() for first in ([], [bos]))
     assert with_it < 3.0
     assert without > with_it + 1.5
@@ -61,7 +61,7 @@ def test_gemma_reads_english_and_needs_bos(gemma: LoadedModel, real_settings: Se
 
 def test_gemma_packed_nll_equals_a_plain_forward(gemma: LoadedModel) -> None:
     exact = load_model(gemma.ref, torch.device("cpu"), torch.float32)
-    passes = [(Segment("bos"), Segment("before", before), Segment("text", PARAGRAPH)) for before in ("", LONG)]
+    passes = [(Segment("before", before), Segment("text", PARAGRAPH)) for before in ("", LONG)]
     requests = {str(at): Request(pass_, NLL(("text",)), f"pass {at}") for at, pass_ in enumerate(passes)}
     encoded = [encode_prompt(gemma.tokenizer, pass_) for pass_ in passes]
     assert encoded[0].spans["text"][0] == 1 < gemma.model.config.sliding_window < encoded[1].spans["text"][0]
@@ -87,6 +87,6 @@ def test_gemma_packed_nll_equals_a_plain_forward(gemma: LoadedModel) -> None:
 )
 def test_gemma_tokenizer_reproduces_a_text(text: str, gemma: LoadedModel) -> None:
     tokenizer: Any = load_tokenizer(gemma.ref)
-    ids = encode_prompt(tokenizer, (Segment("text", text),)).ids
+    ids = encode_segments(tokenizer, (Segment("text", text),)).ids
     assert tokenizer.decode(ids) == text
     assert not {*ids} & {*tokenizer.all_special_ids, *tokenizer.convert_tokens_to_ids(["<start_of_turn>", "<unused7>"])}

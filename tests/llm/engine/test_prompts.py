@@ -9,7 +9,7 @@ from tokenizers.processors import TemplateProcessing
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.loading import LoadedModel
 from abstain.llm.engine.prompts import Layout, Segment, load_layout
-from abstain.llm.engine.tokenization import encode_prompt, get_bos_tokens
+from abstain.llm.engine.tokenization import encode_prompt, encode_segments, get_bos_tokens
 from tests.llm.builders import LAYOUT, byte_tokenizer
 
 SOURCE = (
@@ -40,7 +40,7 @@ def test_layout_digests_of_published_layouts() -> None:
     for name, digest in {
         "rag-chatml-v1": "1a7f4f189d7e7afe3a9ca70e47c4fc437f056c1957e8fce380d5f1bde5f65116",
         "rag-plain-v1": "8a47475fcbe57ff9f8841807027b4754e9d53087946948f8eb3999be297ff003",
-        "qa-plain-bos-v1": "d3139c9a581a6fdc67d47d8d0e85a540953eb99984346708b96763124fa340fc",
+        "qa-plain-v1": "d3b9827a4026c94428b83278384174193102ecdbd0907356146e9fbdae8e3251",
     }.items():
         assert load_layout(name).digest == digest
 
@@ -50,18 +50,15 @@ def test_load_layout_unknown_name_lists_the_known(name: str) -> None:
     with pytest.raises(AbstainError, match=rf"no prompt layout '{name}' in .*: there are ") as caught:
         load_layout(name)
     known = str(caught.value).rpartition(": there are ")[2].split(", ")
-    assert known == sorted(known) and {"qa-plain-bos-v1", "rag-chatml-v1", "rag-plain-v1"} <= {*known}
+    assert known == sorted(known) and {"qa-plain-v1", "rag-chatml-v1", "rag-plain-v1"} <= {*known}
     assert all(load_layout(one).name == one for one in known)
 
 
-def test_layout_with_bos_ends_an_answer_with_its_text() -> None:
-    pass_ = load_layout("qa-plain-bos-v1").render("Why?", ["one"], "Because.")
-    assert pass_[0] == Segment("bos") and pass_[0].bos
-    (spelt,) = Layout("a", '- {segment: bos, literal: "<s>"}').render("q", [], None)
-    assert (spelt, spelt.bos) == (Segment("bos", "<s>", literal=True), False)
+def test_layout_with_literal_eos_ends_an_answer_with_it() -> None:
+    pass_ = load_layout("qa-plain-v1").render("Why?", ["one"], "Because.")
     assert pass_[-1] == Segment("eos", "\n\n", literal=True)
     assert not any(segment.eos for segment in pass_)
-    asked = load_layout("after-qa-plain-bos-v1", "questions").render("Why?", ["one"], "Because.")
+    asked = load_layout("after-qa-plain-v1", "questions").render("Why?", ["one"], "Because.")
     assert "".join(segment.text for segment in (*pass_, *asked)).endswith(
         "Question:\nWhy?\nAnswer:\nBecause.\n\n"
         "Question:\nIs the provided Response correct? Answer only Yes or No.\nAnswer:\n"
@@ -78,7 +75,7 @@ def test_layout_with_bos_ends_an_answer_with_its_text() -> None:
     ],
 )
 def test_extract_answer_ends_where_the_layout_ends_it(written: str, answer: str) -> None:
-    assert load_layout("qa-plain-bos-v1").extract_answer(written) == answer
+    assert load_layout("qa-plain-v1").extract_answer(written) == answer
     for by_eos in ("rag-plain-v1", "rag-chatml-v1"):
         assert load_layout(by_eos).extract_answer(written) == written
 
@@ -135,7 +132,7 @@ def test_encode_prompt_eos_segment_needs_an_eos_token() -> None:
 
 
 def test_encode_prompt_bos_follows_the_tokenizer() -> None:
-    pass_ = (Segment("bos"), *LAYOUT.render("q", [], "a"))
+    prompt = load_layout("rag-plain-v1").render("q", [], "a")
     beginning, other = byte_tokenizer(), byte_tokenizer()
     for tokenizer in (beginning, other):
         tokenizer.bos_token = "<|im_start|>"
@@ -143,13 +140,18 @@ def test_encode_prompt_bos_follows_the_tokenizer() -> None:
         single="<|im_start|> $A", special_tokens=[("<|im_start|>", START)]
     )
     assert get_bos_tokens(beginning) == [START]
-    with_it = encode_prompt(beginning, pass_)
-    assert with_it.spans["bos"] == (0, 1)
-    assert with_it.ids == [START, *encode_prompt(beginning, pass_[1:]).ids]  # and no segment gets one of its own
+    with_it, part = encode_prompt(beginning, prompt), encode_segments(beginning, prompt)
+    assert with_it.ids == [START, *part.ids], "and no segment gets one of its own"
+    assert with_it.spans == {name: (first + 1, end + 1) for name, (first, end) in part.spans.items()}
+    spelt = (Segment("start", "<|im_start|>", literal=True), *prompt)
+    assert encode_prompt(beginning, spelt).ids == with_it.ids, "a layout that begins with BOS gets no second one"
+    for question in ("yes-score-v1", "probability-v1", "concept-explain-plain-v1"):
+        asked = load_layout(question, "questions").render("Why?", ["one"], "Because.")
+        text = "".join(segment.text for segment in asked)
+        assert encode_prompt(beginning, asked).ids == beginning.encode(text), "as the tokenizer begins a text"
     for without in (other, TOKENIZER, byte_tokenizer(eos=False)):
         assert get_bos_tokens(without) == []
-    assert encode_prompt(other, pass_).spans["bos"] == (0, 0)
-    assert encode_prompt(other, pass_).ids == with_it.ids[1:]
+    assert encode_prompt(other, prompt) == part
     other.backend_tokenizer.post_processor = TemplateProcessing(
         single="$A <|im_end|>", special_tokens=[("<|im_end|>", END)]
     )

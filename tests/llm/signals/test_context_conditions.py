@@ -129,9 +129,18 @@ def test_context_conditions_cost_is_that_of_three_prompts(tiny_folder: Path, set
         for texts in ([TEXTS[0]], [], [changed.contexts[0].text])
     ]
     shared = len(load_layout(LAYOUT).render("", [], "")[0].text.encode())
-    assert asked.estimate_forward_tokens([row]) == sum(lengths) - shared, "what N_c and B_c begin with counts once"
+    perturbed = len(TEXTS[0].encode())  # a token is a byte
+    expected = sum(lengths) - shared + perturbed
+    assert asked.estimate_forward_tokens([row]) == expected, "what N_c and B_c begin with counts once"
     more = conditions(tiny_folder, settings, n_copies=3)
-    assert more.estimate_forward_tokens([row]) == pytest.approx(sum(lengths) - shared + 2 * lengths[2], abs=30)
+    assert more.estimate_forward_tokens([row]) == pytest.approx(expected + 2 * (lengths[2] + perturbed), abs=30)
+    once, step_by_step = (
+        conditions(tiny_folder, settings, selection="entropy", schedule=schedule).estimate_perturbed_forward_tokens(
+            [row]
+        )
+        for schedule in ("single_shot", "iterative")
+    )
+    assert step_by_step - once == pytest.approx((PERTURBATION.tokens - 1) * perturbed, abs=30)
 
 
 @pytest.mark.heavy

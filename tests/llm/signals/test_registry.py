@@ -8,14 +8,9 @@ from abstain.config.params import Params
 from abstain.config.settings import Settings
 from abstain.core.errors import AbstainError
 from abstain.llm.engine import prompts
+from abstain.llm.signals.feature_plan import list_components, list_fusions
 from abstain.llm.signals.length import LengthOnly
 from abstain.llm.signals.registry import AvailableScorers, build_scorers
-from abstain.llm.signals.servable import (
-    explain_not_servable,
-    get_servable_kind,
-    list_servable_components,
-    list_servable_fusions,
-)
 from tests.checkout import shipped_params
 from tests.llm.builders import save_speaking_model
 from tests.llm.signals.builders import save_encoder
@@ -87,25 +82,19 @@ def test_build_scorers_layout_without_question_skips_fused(
     assert "'after-teams-own-v1'" in why and "after-rag-plain-v1" in why and "\n" not in why
 
 
-def test_servable_fusions_or_the_reason_why_not(tiny_folder: Path, settings: Settings) -> None:
-    names = ("sequence_log_prob", "joint_log_prob", "context_gain", "yes_score", "verbalized", "writer")
+def test_fusions_by_what_their_components_read(tiny_folder: Path, settings: Settings) -> None:
+    names = ("sequence_log_prob", "joint_log_prob", "context_gain", "verbalized", "writer")
     params = params_for(tiny_folder, enabled=names)
     scorers = build_scorers(params, settings).scorers
-    components = list_servable_components(params, scorers)
-    fusions = {name: set(fusion) for name, fusion in list_servable_fusions(components).items()}
-    one_pass = {"probe", "sequence_log_prob", "writer"}
-    assert fusions == {"fusion_one_pass": one_pass, "fusion_two_passes": one_pass | {"context_gain", "regressors"}}
-    assert list_servable_fusions({"probe": components["probe"]}) == {}
-    why = explain_not_servable(params, scorers)
-    assert {one.name for one in scorers} - set(components) == set(why)
-    assert "prompt of its own" in why["verbalized"] and why["length_only"] == "it is a baseline"
-    assert "no threshold can part them" in why["joint_log_prob"]
+    components = list_components(params, scorers)
+    assert components.keys() == {"probe", "regressors", *names}, "all but the baseline"
+    one_pass = {"probe", "sequence_log_prob", "joint_log_prob", "writer"}
+    two_passes = one_pass | {"context_gain", "regressors"}
+    fusions = {name: set(fusion) for name, fusion in list_fusions(params, scorers, components).items()}
+    expected = {"fusion_one_pass": one_pass, "fusion_two_passes": two_passes, "fusion": two_passes | {"verbalized"}}
+    assert fusions == expected
+    cheap = [scorer for scorer in scorers if scorer.name != "verbalized"]
+    assert list(list_fusions(params, cheap, list_components(params, cheap))) == ["fusion_one_pass", "fusion_two_passes"]
+    assert list_fusions(params, (), {"probe": components["probe"]}) == {}
     perturbed = params.model_copy(update={"perturbation": params.perturbation.model_copy(update={"n_copies": 1})})
-    assert "perturbation.n_copies" in explain_not_servable(perturbed, scorers)["regressors"]
-    assert "regressors" not in list_servable_components(perturbed, scorers)
-
-
-def test_servable_kind_by_name() -> None:
-    kinds = {"probe": "probe", "writer": "writer", "fusion_one_pass": "fusion", "fusion_two_passes": "fusion"}
-    kinds |= {"min_log_prob": "log_prob", "linear_label": "regressor"}
-    assert {name: get_servable_kind(name) for name in kinds} == kinds
+    assert set(list_fusions(perturbed, scorers, components)["fusion_two_passes"]) == two_passes - {"regressors"}

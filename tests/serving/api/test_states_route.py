@@ -86,7 +86,7 @@ def test_version_describes_its_scorer_and_features(client: GateClient) -> None:
     version = client.read_version()
     spec, scorer = version["feature_spec"], version["scorer"]
     assert spec["layer"] == 2 and spec["includes_eos"] is False and spec["requires"]
-    assert (scorer["name"], scorer["kind"], scorer["components"]) == ("probe", "probe", ["probe"])
+    assert (scorer["name"], scorer["components"]) == ("probe", ["probe"])
     assert scorer["base_model"].endswith(spec["model"].partition("@")[0]) and version["notices"] == []
     assert client.decide()["feature_spec"] == client.service.follower.current.gate.spec.digest
 

@@ -31,8 +31,7 @@ LABELS = frames.LABELS.model_copy(update={"correct_if": ("correct", "truthful")}
 
 def fused_release(folder: Path, model: Path, settings: Settings) -> Path:
     """The folder of a release whose scorer is a fusion of the probe and a log-probability."""
-    kinds = {"fused": "fusion", "probe": "probe", "min_log_prob": "log_prob"}
-    scorer = write_scorer(folder, "fused", kinds, forward_tokens=40.0, fused=fusion_to_onnx(FUSION))
+    scorer = write_scorer(folder, "fusion", forward_tokens=40.0, fusion=fusion_to_onnx(FUSION))
     return release(folder, model, settings, scorer=scorer, guarantee=GUARANTEE).parent
 
 

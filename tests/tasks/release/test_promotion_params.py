@@ -74,13 +74,13 @@ def test_write_promotion_params_guarantee_freezes_rows_stay(workspace: Workspace
     )
     assert write_promotion_params(workspace, promotion(guarantee=make_missing_guarantee()))
     params, started_at = load_params(file), datetime.now(UTC)
-    assert params.split.holdout_frozen_at is None and params.serve.current_kind == "probe"
+    assert params.split.holdout_frozen_at is None and params.serve.current_scorer == "probe"
     assert read_stale(workspace) == {}
 
-    assert write_promotion_params(workspace, promotion(kind="fusion"))
+    assert write_promotion_params(workspace, promotion(scorer="fusion"))
     params = load_params(file)
     frozen_at, frames = params.split.holdout_frozen_at, read_frames(DataStore(workspace.path / paths.DATA))
-    assert frozen_at is not None and frozen_at > started_at and params.serve.current_kind == "fusion"
+    assert frozen_at is not None and frozen_at > started_at and params.serve.current_scorer == "fusion"
     assert isinstance(yaml.safe_load(file.read_text())["split"]["holdout_frozen_at"], str)
     for times in (frames.interactions["asked_at"], frames.thumbs["given_at"], frames.reviews["reviewed_at"]):
         assert (times < frozen_at).all()
@@ -89,10 +89,10 @@ def test_write_promotion_params_guarantee_freezes_rows_stay(workspace: Workspace
     assert written["stages"]["dataset"]["outs"] == lock["stages"]["dataset"]["outs"]
     assert written["stages"]["dataset"]["params"] != lock["stages"]["dataset"]["params"]
     text = file.read_text()
-    assert not write_promotion_params(workspace, promotion(kind="fusion")) and file.read_text() == text
+    assert not write_promotion_params(workspace, promotion(scorer="fusion")) and file.read_text() == text
 
     write_rollback_params(workspace, promotion(action="rollback"))
-    assert load_params(file).serve.current_kind == "probe" and "choose_scorer" in read_stale(workspace)
+    assert load_params(file).serve.current_scorer == "probe" and "choose_scorer" in read_stale(workspace)
     file.write_text("serve: {}\n")
     write_rollback_params(workspace, promotion(action="rollback"))
     assert file.read_text() == "serve: {}\n", "of another release: left as it is"

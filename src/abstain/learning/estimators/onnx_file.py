@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import onnx
 import onnxruntime
 
@@ -21,6 +22,23 @@ def open_session(content: bytes) -> onnxruntime.InferenceSession:
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 3
     return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+
+def run_on_random_inputs(content: bytes, n_rows: int) -> np.ndarray:
+    """Run a model with one two-dimensional input on random numbers from 0 to 1, the same on every machine.
+
+    Args:
+        content: The ONNX file.
+        n_rows: Number of rows of the input.
+
+    Returns:
+        Its first output, float64 (n_rows * columns,).
+    """
+    session = open_session(content)
+    (described,) = session.get_inputs()
+    dtype = np.float64 if described.type == "tensor(double)" else np.float32
+    inputs = np.random.default_rng(0).random((n_rows, described.shape[1])).astype(dtype)
+    return np.asarray(session.run(None, {described.name: inputs})[0], np.float64).ravel()
 
 
 def to_bytes(model: onnx.ModelProto, metadata: Mapping[str, str]) -> bytes:

@@ -15,10 +15,9 @@ class ProbeChoice(ResultRecord):
 
 
 class Candidate(Auroc):
-    """A scorer that can be served, with its AUROC out of fold."""
+    """A scorer that can decide, with its AUROC out of fold."""
 
     scorer: str
-    kind: str
     forward_tokens: float
 
 
@@ -27,22 +26,16 @@ class ScorerChoice(ResultRecord):
 
     Attributes:
         name: Its name.
-        kind: Its kind.
         requested: The scorer that params.yaml asks for, or "best".
         max_forward_tokens: Limit of its cost; None without one.
         forward_tokens: Tokens that the base model reads for an answer.
         components: The scorers that a fusion combines; itself for any other.
-        kinds: Kind of itself and of each component.
         candidates: What could have been served, the cheapest first.
-        not_servable: Scorer -> the reason for which it cannot be served.
     """
 
     name: str
-    kind: str
     requested: str
     max_forward_tokens: int | None
     forward_tokens: float
     components: list[str]
-    kinds: dict[str, str]
     candidates: list[Candidate]
-    not_servable: dict[str, str]

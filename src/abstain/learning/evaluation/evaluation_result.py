@@ -51,7 +51,6 @@ class ServedSummary(ResultRecord):
     """What is served, for the reader of metrics.json alone."""
 
     name: str
-    kind: str
     forward_tokens: float
 
 
@@ -118,13 +117,11 @@ class FeatureSummary(ResultRecord):
     """Content of features.json that the evaluation needs.
 
     Attributes:
-        forward_tokens: Scorer -> tokens that the base model reads for an answer.
         skipped_scorers: Scorer that was not computed -> reason.
         neither: Replies without yes or no; None if no scorer asked for one.
         unranked: Answers without a rank among those of their writer; "" if there are none.
     """
 
-    forward_tokens: dict[str, float]
     skipped_scorers: dict[str, str]
     neither: Replies | None
     unranked: str

@@ -50,7 +50,11 @@ class EstimateMetrics(ResultRecord):
 
 
 def make_statistics(
-    true: np.ndarray, predicted: np.ndarray, threshold: float, buffer: float | None = None
+    true: np.ndarray,
+    predicted: np.ndarray,
+    threshold: float,
+    buffer: float | None = None,
+    constant: float | None = None,
 ) -> dict[str, Statistic]:
     """Make the statistics of the paper's tables as functions of weights, the input of `bootstrap`.
 
@@ -60,12 +64,15 @@ def make_statistics(
     * accuracy, f1: of predicted >= t against true >= t
     * with a buffer b (table 11): withheld, the share of predictions within [t - b, t + b], and accuracy_buffered and
       f1_buffered of the other answers
+    * with a constant c, such as the mean of the training answers: mse_constant, that of always predicting c, and
+      mse_difference = mse - mse_constant
 
     Args:
         true: (rows,) true correctness scores in [0, 1]; nan where they are unknown.
         predicted: (rows,) estimated scores in [0, 1]; nan where there is none.
         threshold: t.
         buffer: b >= 0; None leaves the buffered statistics out.
+        constant: c; None leaves its statistics out.
 
     Returns:
         Name -> statistic; undefined values are nan.
@@ -78,13 +85,17 @@ def make_statistics(
     true, predicted = true[is_labelled], predicted[is_labelled]
     correct = (true >= threshold).astype(int)
     error = (np.where(np.isnan(predicted) & ~np.isnan(predicted).all(), 0.0, predicted) - true) ** 2
-    labelled_statistics = {
+    labelled_statistics: dict[str, Statistic] = {
         "mse": partial(metrics.weighted_mean, error),
         "positive": partial(metrics.weighted_mean, correct),
         "auroc": partial(metrics.auroc, correct, predicted),
         "accuracy": partial(metrics.accuracy, correct, predicted, threshold=threshold),
         "f1": partial(metrics.f1, correct, predicted, threshold=threshold),
     }
+    if constant is not None:
+        error_of_constant = (constant - true) ** 2
+        labelled_statistics["mse_constant"] = partial(metrics.weighted_mean, error_of_constant)
+        labelled_statistics["mse_difference"] = partial(metrics.weighted_mean, error - error_of_constant)
     statistics = {name: _restrict_to(is_labelled, statistic) for name, statistic in labelled_statistics.items()}
     if buffer is None:
         return statistics
@@ -107,6 +118,7 @@ def evaluate_estimates(
     weight: metrics.Weight,
     resampling: BootstrapConfig,
     buffer: float | None = None,
+    constant: float | None = None,
 ) -> EstimateMetrics:
     """Evaluate a regressor as a row of the paper's tables.
 
@@ -118,6 +130,7 @@ def evaluate_estimates(
         weight: (rows,) sampling weights; None means equal weights.
         resampling: Number of resamples and seed.
         buffer: b of `make_statistics`; None leaves the buffered statistics out.
+        constant: c of `make_statistics`; None leaves its statistics out.
 
     Returns:
         Every statistic of `make_statistics` with its 95 % interval.
@@ -126,7 +139,7 @@ def evaluate_estimates(
         ValueError: A score is outside of [0, 1], or the buffer is negative.
     """
     estimates = bootstrap(
-        make_statistics(true, predicted, threshold, buffer),
+        make_statistics(true, predicted, threshold, buffer, constant),
         groups,
         n_resamples=resampling.n_resamples,
         seed=resampling.seed,

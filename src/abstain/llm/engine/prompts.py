@@ -7,8 +7,9 @@ Notes:
 * Only the layout's own literals may contain special tokens. Text that people wrote (question, contexts, answer) is
   tokenized with special tokens split, so a document cannot end the model's turn.
 * A layout's text is part of every feature's cache key: to change a layout, add a file.
-* `{segment: bos}` and `{segment: eos}` are the tokenizer's own. An `eos` with a literal is for a model that was not
-  trained to generate EOS: that text ends its answers, and the states are read there.
+* `{segment: eos}` is the tokenizer's own. An `eos` with a literal is for a model that was not trained to generate EOS:
+  that text ends its answers, and the states are read there. No layout has a BOS: tokenization.py begins every prompt
+  as the tokenizer begins a text.
 
 Questions about a given answer are laid out in the same way, in `engine/questions`: `after-NAME` continues the prompt
 of layout NAME, the others are whole prompts.
@@ -33,9 +34,6 @@ from abstain.core.errors import AbstainError
 class Segment:
     """A named piece of a prompt.
 
-    A segment named `bos` without a text is the BOS with which the tokenizer begins a text, if it does
-    (tokenization.py).
-
     Attributes:
         name: Name of the segment.
         text: Its text.
@@ -47,11 +45,6 @@ class Segment:
     text: str = ""
     literal: bool = False
     eos: bool = False
-
-    @property
-    def bos(self) -> bool:
-        """Whether it is the tokenizer's BOS. Recognized by its name, so that no other segment's cache key changed."""
-        return self.name == "bos" and not self.text
 
 
 PromptSegments = tuple[Segment, ...]
@@ -103,8 +96,8 @@ class Layout:
                 break
             if "literal" in entry:
                 segments.append(Segment(name, entry["literal"], literal=True))
-            elif name in ("bos", "eos"):
-                segments.append(Segment(name, eos=name == "eos"))
+            elif name == "eos":
+                segments.append(Segment(name, eos=True))
             else:
                 value = fields[entry["field"]]
                 text = value if isinstance(value, str) else entry["join"].join(value or ())

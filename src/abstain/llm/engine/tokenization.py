@@ -41,10 +41,32 @@ class EncodedPrompt:
 
 
 def encode_prompt(tokenizer: Any, prompt: PromptSegments) -> EncodedPrompt:
-    """Tokenize a prompt segment by segment.
+    """Tokenize a prompt. It begins with BOS if the tokenizer begins texts with one, unless its first literal does.
+
+    Without the BOS that it was trained with, Gemma 3 reads a paragraph with 5.3 nats a token, with it with 2.5.
+
+    Args:
+        tokenizer: Tokenizer of the base model.
+        prompt: Segments of the prompt.
+
+    Returns:
+        The token ids with the spans of the segments; BOS is of no segment.
+
+    Raises:
+        AbstainError: As in `encode_segments`.
+    """
+    encoded, bos = encode_segments(tokenizer, prompt), get_bos_tokens(tokenizer)
+    if not prompt or encoded.ids[:1] == bos:
+        return encoded
+    spans = {name: (first + len(bos), end + len(bos)) for name, (first, end) in encoded.spans.items()}
+    return EncodedPrompt(bos + encoded.ids, spans)
+
+
+def encode_segments(tokenizer: Any, prompt: PromptSegments) -> EncodedPrompt:
+    """Tokenize a part of a prompt segment by segment.
 
     A literal keeps its special tokens; in text that people wrote they are split into plain characters, so it cannot end
-    a turn. A segment named `bos` may be empty (`get_bos_tokens`).
+    a turn.
 
     Args:
         tokenizer: Tokenizer of the base model.
@@ -66,8 +88,6 @@ def encode_prompt(tokenizer: Any, prompt: PromptSegments) -> EncodedPrompt:
                     "the base model's tokenizer has no EOS token: choose a layout without an eos segment",
                 )
             segment_ids = [tokenizer.eos_token_id]
-        elif segment.bos:
-            segment_ids = get_bos_tokens(tokenizer)
         else:
             with TOKENIZER_LOCK:
                 segment_ids = tokenizer.encode(
@@ -124,7 +144,7 @@ class ContextLimit:
             The reason; empty if it fits.
         """
         # A token is at least a byte: for most prompts the byte count is enough to decide.
-        upper_bound = sum(len(segment.text.encode()) for segment in prompt) + len(prompt) + extra_tokens
+        upper_bound = sum(len(segment.text.encode()) for segment in prompt) + len(prompt) + 1 + extra_tokens
         if self._limit is None or upper_bound <= self._limit:
             return ""
         length = len(encode_prompt(self._tokenizer, prompt).ids) + extra_tokens

@@ -20,7 +20,7 @@ from abstain.core.contracts import Interaction
 from abstain.llm.engine.loading import find_model, load_tokenizer
 from abstain.llm.engine.prompts import PromptSegments, Segment
 from abstain.llm.engine.requests import Perturb, Request
-from abstain.llm.engine.tokenization import ContextLimit
+from abstain.llm.engine.tokenization import ContextLimit, encode_prompt
 from abstain.llm.features.feature_store import ConcatRequests, FeatureStore, OnProgress
 from abstain.llm.features.shard_job import JobStats, ShardRunner, row_key
 from abstain.llm.perturbation.engines import SURROUNDING_TOKENS
@@ -114,6 +114,25 @@ class ContextPerturber:
             [self._replace_contexts(row, steps) for row, steps in zip(rows, self._steps(rows, operation), strict=True)]
             for operation in self.operations
         ]
+
+    def estimate_forward_tokens(self, rows: Sequence[Interaction]) -> float:
+        """Estimate the most tokens that the perturbation model reads for the contexts of one answer.
+
+        Iterative replacement by entropy reads a context once for each replacement, everything else reads it once.
+
+        Args:
+            rows: Interactions to perturb.
+
+        Returns:
+            The mean number of tokens, of all copies together.
+        """
+        is_reread = (self.params.selection, self.params.schedule) == ("entropy", "iterative")
+        passes = self.params.n_copies * (self.params.tokens if is_reread else 1)
+        if not passes:
+            return 0.0
+        tokenizer = load_tokenizer(find_model(self.model, self.settings))
+        lengths = [len(encode_prompt(tokenizer, prompt).ids) for row in rows if (prompt := _build_prompt(row))]
+        return passes * sum(lengths) / max(len(rows), 1)
 
     def diff_contexts(self, row: Interaction) -> list[list[DiffPart]]:
         """Return the differences between each chunk of `row` and its first copy."""

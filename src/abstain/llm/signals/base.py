@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
@@ -31,7 +31,7 @@ class FeatureBatch:
         interactions: The answered questions.
         features: Feature request -> one result per interaction, in the same order.
         derived: Cache of values that several scorers derive from these features: `nll_features`, a DataFrame of
-            `compute_nll_table`.
+            `ContextConditions.compute_table`.
     """
 
     interactions: Sequence[Interaction]
@@ -87,6 +87,21 @@ class Scorer(Protocol):
 
         Returns:
             Confidences in [0, 1], float64 `(rows,)`; nan if there is no score.
+        """
+
+
+@runtime_checkable
+class RunsModel(Protocol):
+    """A scorer that runs a model by itself when it scores, beside the features that it requires."""
+
+    def estimate_forward_tokens(self, interactions: Sequence[Interaction]) -> float:
+        """Estimate what it has the base model read of an answer, beside the features that it requires.
+
+        Args:
+            interactions: Answered questions.
+
+        Returns:
+            The mean number of tokens; 0 if it runs another model.
         """
 
 

@@ -7,7 +7,6 @@ together.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -156,21 +155,48 @@ class ContextConditions:
         return [(rows, (*normal, *baseline)), *((copy, normal) for copy in perturbed)]
 
     def build_table(self, rows: Sequence[Interaction]) -> pd.DataFrame:
-        """Build the table of features (features/nll.py).
-
-        Missing rows are computed, with less work if `compute_missing` ran before.
+        """Build the table of features; missing rows are computed, with less work if `compute_missing` ran before.
 
         Args:
             rows: Answered questions.
 
         Returns:
+            One row per answer, as of `compute_table`.
+        """
+        return self.compute_table(
+            read_features(self.llm, self.settings, rows, make_condition_requests(self.llm.layout))
+        )
+
+    def compute_table(self, batch: FeatureBatch) -> pd.DataFrame:
+        """Compute the features (features/nll.py) of answers; those with perturbed contexts are read or computed.
+
+        Args:
+            batch: Answers with the features of N_c and B_c; the table is kept in `derived`.
+
+        Returns:
             One row per answer, float64; nan if there is nothing to measure.
         """
-        normal, baseline = self._read_token_stats(rows, self._normal), self._read_token_stats(rows, self._baseline)
-        perturbed = [self._read_token_stats(copy, self._normal) for copy in self.perturber.perturb(rows)]
-        copies = zip(*perturbed, strict=True) if perturbed else itertools.repeat((), len(rows))
-        row_stats = zip(normal, baseline, copies, strict=True)
-        return pd.DataFrame([compute_nll_features(*stats) for stats in row_stats])
+        if "nll_features" not in batch.derived:
+            row_stats = zip(
+                _group_by_segment(batch, self._normal),
+                _group_by_segment(batch, self._baseline),
+                self._read_perturbed(batch.interactions),
+                strict=True,
+            )
+            rows = [compute_nll_features(*stats) for stats in row_stats]
+            # In one block: for a single answer, building each column by itself would take longer than the values.
+            values = np.array([list(row.values()) for row in rows])
+            batch.derived["nll_features"] = pd.DataFrame(values, columns=list(rows[0]) if rows else None)
+        table: pd.DataFrame = batch.derived["nll_features"]
+        return table
+
+    def _read_perturbed(self, rows: Sequence[Interaction]) -> list[tuple[TokenStatsBySegment, ...]]:
+        """Return the statistics of each answer's tokens with every perturbed copy of its context."""
+        copies = [
+            _group_by_segment(read_features(self.llm, self.settings, copy, tuple(self._normal.values())), self._normal)
+            for copy in self.perturber.perturb(rows)
+        ]
+        return list(zip(*copies, strict=True)) if copies else [()] * len(rows)
 
     def count_remarks(self, rows: Sequence[Interaction]) -> dict[str, int]:
         """Count the rows with each remark.
@@ -192,16 +218,19 @@ class ContextConditions:
         return {**self.perturber.count_remarks(rows), "other_chunks": n_changed}
 
     def estimate_forward_tokens(self, rows: Sequence[Interaction]) -> float:
-        """Estimate the tokens that the base model (not the perturbation model) runs for one answer of `rows`."""
+        """Estimate the tokens that both models run for one answer of `rows`."""
         requests = (*self._normal.values(), *self._baseline.values())
         return estimate_forward_tokens(
             self.llm, self.settings, rows, requests
         ) + self.estimate_perturbed_forward_tokens(rows)
 
     def estimate_perturbed_forward_tokens(self, rows: Sequence[Interaction]) -> float:
-        """Estimate the part of `estimate_forward_tokens` for perturbed contexts, which no other scorer reads."""
-        copies, normal = self.perturber.perturb(rows[:COST_SAMPLE_SIZE]), tuple(self._normal.values())
-        return sum(estimate_forward_tokens(self.llm, self.settings, copy, normal) for copy in copies)
+        """Estimate the part of `estimate_forward_tokens` for perturbed contexts: to perturb them, and to read them."""
+        sample, normal = rows[:COST_SAMPLE_SIZE], tuple(self._normal.values())
+        read = sum(
+            estimate_forward_tokens(self.llm, self.settings, copy, normal) for copy in self.perturber.perturb(sample)
+        )
+        return read + self.perturber.estimate_forward_tokens(sample)
 
     @cached_property
     def _normal(self) -> dict[str, FeatureRequest]:
@@ -210,37 +239,6 @@ class ContextConditions:
     @cached_property
     def _baseline(self) -> dict[str, FeatureRequest]:
         return make_baseline_requests(self.llm.layout)
-
-    def _read_token_stats(
-        self, rows: Sequence[Interaction], requests_by_segment: dict[str, FeatureRequest]
-    ) -> list[TokenStatsBySegment]:
-        return _group_by_segment(
-            read_features(self.llm, self.settings, rows, tuple(requests_by_segment.values())), requests_by_segment
-        )
-
-
-def compute_nll_table(batch: FeatureBatch, layout: str) -> pd.DataFrame:
-    """Compute the features (features/nll.py) under N_c and B_c only, from the features of the batch.
-
-    Args:
-        batch: Answers with the features of both conditions; the table is kept in `derived`.
-        layout: Name of the prompt layout.
-
-    Returns:
-        One row per answer, float64.
-    """
-    if "nll_features" not in batch.derived:
-        row_stats = zip(
-            _group_by_segment(batch, make_normal_requests(layout)),
-            _group_by_segment(batch, make_baseline_requests(layout)),
-            strict=True,
-        )
-        rows = [compute_nll_features(normal, baseline, ()) for normal, baseline in row_stats]
-        # In one block: for a single answer, building each column by itself would take longer than computing the values.
-        values = np.array([list(row.values()) for row in rows])
-        batch.derived["nll_features"] = pd.DataFrame(values, columns=list(rows[0]) if rows else None)
-    table: pd.DataFrame = batch.derived["nll_features"]
-    return table
 
 
 def _group_by_segment(batch: FeatureBatch, requests_by_segment: dict[str, FeatureRequest]) -> list[TokenStatsBySegment]:

@@ -16,7 +16,7 @@ Notes:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 
@@ -71,6 +71,10 @@ class Entailment:
         return np.array(
             [max(probabilities[start:end], default=float("nan")) for start, end in pairwise(offsets)], float
         )
+
+    def estimate_forward_tokens(self, interactions: Sequence[Interaction]) -> float:
+        """Return 0: another model than the base model reads the answer."""
+        return 0.0
 
     def _compute(self, pairs: list[PromptSegments]) -> list[Tensor]:
         """Return p(supported), `(1, 1)`, of each premise and hypothesis: the maximum over excerpts of the premise."""

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from abstain.config.settings import Settings
+from abstain.core.contracts import Interaction
 from abstain.core.labels import Labels
 from abstain.llm.engine.prompts import PromptSegments, Segment
 from abstain.llm.features.feature_request import FeatureRequest
@@ -102,6 +103,10 @@ class ExtractiveQA:
             ]
             scores.append(compute_expected_f1(interaction.answer, spans))
         return np.array(scores, float)
+
+    def estimate_forward_tokens(self, interactions: Sequence[Interaction]) -> float:
+        """Return 0: another model than the base model reads the answer."""
+        return 0.0
 
     def _compute(self, prompts: list[PromptSegments]) -> list[Tensor]:
         """Return the spans of each question and its chunks: `find_best_spans`, float32."""

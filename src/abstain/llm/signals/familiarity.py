@@ -7,12 +7,14 @@ score is 1.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from abstain.config.params import LLMParams
 from abstain.config.settings import Settings
+from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.core.labels import Labels
 from abstain.core.scorer_names import FAMILIARITY
@@ -44,6 +46,10 @@ class QuestionFamiliarity:
         """Compute the familiarity of each question."""
         familiarities = self.familiarity.score([interaction.question for interaction in batch.interactions])
         return np.array([_get_score(familiarity) for familiarity in familiarities])
+
+    def estimate_forward_tokens(self, interactions: Sequence[Interaction]) -> float:
+        """Estimate the tokens that explain and guess the concepts of a question, if none of them is cached."""
+        return self.familiarity.estimate_forward_tokens([interaction.question for interaction in interactions])
 
 
 def _get_score(familiarity: Familiarity) -> float:

@@ -7,19 +7,26 @@ Later stages read their features from the cache. The plan only ensures that they
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from abstain.config.params import LLMParams, Params
 from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
+from abstain.core.scorer_names import FUSION, ONE_PASS, PROBE, REGRESSORS, TWO_PASSES
 from abstain.llm.engine.requests import Site, get_chosen_layer, make_probe_operation
 from abstain.llm.features.feature_request import FeatureRequest
-from abstain.llm.signals.base import Scorer
+from abstain.llm.signals.base import RunsModel, Scorer
 from abstain.llm.signals.compute_features import FeatureWork, collect_feature_requests
 from abstain.llm.signals.context_conditions import ContextConditions, make_condition_requests
 from abstain.llm.signals.counterfactuals import COUNTERFACTUALS
+from abstain.llm.signals.length import LengthOnly
+
+NORMAL_PROMPTS = {("answered", None), ("asked_after", None)}
+"""Prompts of the pass that reads an answer with its context, N_c, and may go on with a question about it."""
+BASELINE_PROMPT = ("answered", 0)
+"""Prompt of the pass that reads it without context, B_c."""
 
 
 @dataclass(frozen=True)
@@ -138,6 +145,53 @@ def plan_site_choice(
             (*(site.make_feature_request(params.llm) for site in sites), *collect_signal_requests(params, scorers)),
         )
     ]
+
+
+def list_components(params: Params, scorers: Iterable[Scorer]) -> dict[str, tuple[FeatureRequest, ...]]:
+    """List what can decide about an answer by itself: all but the baseline.
+
+    Args:
+        params: Parameters of the project.
+        scorers: Available scorers.
+
+    Returns:
+        Name -> feature requests of the probe, of the scorers, and of the `REGRESSORS` if any are fitted.
+    """
+    components: dict[str, tuple[FeatureRequest, ...]] = {
+        PROBE: (get_served_site(params).make_feature_request(params.llm),)
+    }
+    components |= {scorer.name: scorer.requires for scorer in scorers if not isinstance(scorer, LengthOnly)}
+    if should_fit_regressors(params):
+        components[REGRESSORS] = make_condition_requests(params.llm.layout)
+    return components
+
+
+def list_fusions(
+    params: Params, scorers: Iterable[Scorer], components: Mapping[str, Sequence[FeatureRequest]]
+) -> dict[str, list[str]]:
+    """List the components of each fusion: those of one pass, those of two passes, and all.
+
+    Args:
+        params: Parameters of the project.
+        scorers: Available scorers.
+        components: Output of `list_components`.
+
+    Returns:
+        Name of the fusion -> names of its components; none of a single component, or of the same ones as a cheaper one.
+    """
+    beyond_features = {scorer.name for scorer in scorers if isinstance(scorer, RunsModel)}
+    if params.perturbation.n_copies:
+        beyond_features.add(REGRESSORS)
+    fusions: dict[str, list[str]] = {}
+    for fusion, prompts in ((ONE_PASS, NORMAL_PROMPTS), (TWO_PASSES, NORMAL_PROMPTS | {BASELINE_PROMPT})):
+        fusions[fusion] = [
+            name
+            for name, requests in components.items()
+            if name not in beyond_features and {(one.prompt_kind, one.chunks) for one in requests} <= prompts
+        ]
+    fusions[FUSION] = list(components)
+    distinct = {tuple(names): fusion for fusion, names in reversed(fusions.items())}
+    return {fusion: names for fusion, names in fusions.items() if len(names) > 1 and distinct[tuple(names)] == fusion}
 
 
 def collect_signal_requests(params: Params, scorers: Iterable[Scorer]) -> tuple[FeatureRequest, ...]:

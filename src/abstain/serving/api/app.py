@@ -364,7 +364,6 @@ def _describe_scorer(predictor: Predictor) -> ScorerResponse:
     scorer = predictor.scorer
     return ScorerResponse(
         name=scorer.name,
-        kind=scorer.kind,
         components=tuple(scorer.components),
         threshold=predictor.threshold,
         base_model=predictor.source.params.model,

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StrictBool, StringConstraints, model_validator
 
-from abstain.config.params import ServableKind
 from abstain.core.codes import Code
 from abstain.core.contracts import Context, Id, LogProbability, Number, Row, ScoreName, Text
 from abstain.learning.thresholds.guarantee import Guarantee, GuaranteeSummary
@@ -199,7 +198,6 @@ class ScorerResponse(Row):
     """The live version's scorer; `components` are the scorers that a fusion combines, else the scorer alone."""
 
     name: str
-    kind: ServableKind
     components: tuple[str, ...]
     threshold: float
     base_model: str

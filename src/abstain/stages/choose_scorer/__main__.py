@@ -1,7 +1,7 @@
 """DVC stage `choose_scorer`: the served scorer, and its confidences of all answers.
 
-It is the cheapest of the best out of fold, among those within `serve.max_forward_tokens`; the kind in production stays
-unless another gains more than the error of the comparison.
+It is the cheapest of the best out of fold, among those within `serve.max_forward_tokens`; the scorer in production
+stays unless another gains more than the error of the comparison.
 """
 
 import math
@@ -16,7 +16,7 @@ from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
-from abstain.core.scorer_names import BASE_RATE, FUSION, PROBE, REGRESSORS
+from abstain.core.scorer_names import BASE_RATE, LENGTH_ONLY, PROBE, REGRESSORS
 from abstain.data.store.splits import select_reviewed
 from abstain.data.store.state_table import StateTable
 from abstain.learning.estimators.fusion import Fusion
@@ -32,58 +32,59 @@ from abstain.stages.shared.states import load_labelled_states
 def stage(params: Params) -> None:
     """Choose the served scorer, and write its confidences."""
     frame, states = load_labelled_states()
-    kinds, costs, not_servable = _load_servable_scorers()
     fusions = {name: Fusion.from_dict(content) for name, content in artifacts.read_json(paths.FUSIONS).items()}
-    kinds = {name: kind for name, kind in kinds.items() if kind != "fusion" or name in fusions}
-    scores = _compute_confidences(frame, states, {name: fusions[name] for name in kinds if name in fusions})
+    costs = _load_costs(fusions)
+    scores = _compute_confidences(frame, states, fusions)
     reviewed = select_reviewed(frame[frame["split"] == "train"])
     aurocs = compute_aurocs(
-        reviewed, {name: scores.loc[reviewed.index, name].to_numpy(float) for name in kinds}, RESAMPLING
+        reviewed, {name: scores.loc[reviewed.index, name].to_numpy(float) for name in costs}, RESAMPLING
     )
-    served = choose_served_scorer(params.serve, kinds, costs, aurocs, not_servable)
+    served = choose_served_scorer(params.serve, costs, aurocs, _explain_others())
     print(f"served: {served}, AUROC out of fold {aurocs[served].value:.3f}, {costs[served]:.0f} tokens an answer")
     components = fusions[served].names if served in fusions else (served,)
     candidates = [
         Candidate(
             scorer=name,
-            kind=kinds[name],
             forward_tokens=costs[name],
             **make_interval_columns("auroc", aurocs[name]),
         )
-        for name in sorted(kinds, key=lambda name: (costs[name], name))
+        for name in sorted(costs, key=lambda name: (costs[name], name))
     ]
     choice = ScorerChoice(
         name=served,
-        kind=kinds[served],
         requested=params.serve.scorer,
         max_forward_tokens=params.serve.max_forward_tokens,
         forward_tokens=costs[served],
         components=list(components),
-        kinds={name: kinds[name] for name in (served, *components)},
         candidates=candidates,
-        not_servable=not_servable,
     )
     artifacts.write_json(paths.SCORER_CHOICE, choice.to_dict())
     served_scores = frame[["interaction_id"]].assign(confidence=scores[served].astype(float))
     write_atomically(paths.SERVED_SCORES, served_scores.to_parquet(index=False))
 
 
-def _load_servable_scorers() -> tuple[dict[str, str], dict[str, float], dict[str, str]]:
-    """Return kind and forward tokens of every scorer that can be served, and the reasons for which others cannot."""
+def _load_costs(fusions: Mapping[str, Fusion]) -> dict[str, float]:
+    """Return the forward tokens of every scorer that can decide: all of this run but the baselines."""
     features, regressors = (artifacts.read_json(file) for file in (paths.FEATURES_SUMMARY, paths.REGRESSOR_SUMMARY))
-    choice, tokens = artifacts.read_json(paths.PROBE_CHOICE), features["forward_tokens"]
-    kinds, costs, reasons = dict(features["servable"]), dict(tokens), dict(features["not_servable"])
-    fitted = list(regressors["regressors"])
-    if kinds.pop(REGRESSORS, None):
-        kinds |= dict.fromkeys(fitted, "regressor")
-        costs |= dict.fromkeys(fitted, tokens[REGRESSORS])
-    elif reason := reasons.pop(REGRESSORS, None):
-        reasons |= dict.fromkeys(fitted, reason)
-    reasons |= features["skipped_scorers"] | regressors["skipped"] | {BASE_RATE: "it is a baseline"}
-    unexported = [name for name in choice["out_of_fold"] if name != choice["exported"]]
-    reasons |= dict.fromkeys(unexported, "one probe is exported: name another in probe.export")
-    reasons[choice["exported"]] = f"it is the exported probe: its name is {PROBE}"
-    return kinds, costs, reasons | {FUSION: "it may use scorers that cannot be served"}
+    copies = artifacts.read_json(paths.NLL_SUMMARY)["forward_tokens_of_copies"]
+    costs: dict[str, float] = {}
+    for name, tokens in features["forward_tokens"].items():
+        parts = features["fusions"].get(name, [name])
+        if parts == [name] or name in fusions:
+            costs[name] = tokens + (copies if REGRESSORS in parts else 0.0)
+    of_regressors = costs.pop(REGRESSORS, 0.0)
+    return costs | dict.fromkeys(regressors["regressors"], of_regressors)
+
+
+def _explain_others() -> dict[str, str]:
+    """Return the reasons for which scorers that a user may name cannot decide."""
+    features, regressors = (artifacts.read_json(file) for file in (paths.FEATURES_SUMMARY, paths.REGRESSOR_SUMMARY))
+    choice = artifacts.read_json(paths.PROBE_CHOICE)
+    others: dict[str, str] = dict.fromkeys(choice["out_of_fold"], "one probe is exported: name another in probe.export")
+    others[choice["exported"]] = f"it is the exported probe: its name is {PROBE}"
+    baselines = dict.fromkeys((BASE_RATE, LENGTH_ONLY), "it is a baseline")
+    others |= baselines | features["skipped_scorers"] | regressors["skipped"]
+    return others
 
 
 def _compute_confidences(frame: pd.DataFrame, states: StateTable, fusions: Mapping[str, Fusion]) -> pd.DataFrame:
@@ -109,45 +110,40 @@ def _read_training_scores(file: Path, train: pd.DataFrame) -> pd.DataFrame:
 
 
 def choose_served_scorer(
-    serve: ServeParams,
-    kinds: Mapping[str, str],
-    costs: Mapping[str, float],
-    aurocs: Mapping[str, Estimate],
-    not_servable: Mapping[str, str],
+    serve: ServeParams, costs: Mapping[str, float], aurocs: Mapping[str, Estimate], others: Mapping[str, str]
 ) -> str:
     """Choose the scorer to serve.
 
     Args:
-        serve: The wanted scorer, the budget and the kind in production.
-        kinds: Servable scorer -> kind.
+        serve: The wanted scorer, the budget and the scorer in production.
         costs: Scorer -> forward tokens per answer.
         aurocs: Scorer -> out-of-fold AUROC.
-        not_servable: Scorer -> the reason for which it cannot be served.
+        others: Scorer that cannot decide -> reason.
 
     Returns:
         The name of the scorer.
 
     Raises:
-        AbstainError: The wanted scorer cannot be served, or the budget is below every cost.
+        AbstainError: The wanted scorer cannot decide, or the budget is below every cost.
     """
     if serve.scorer != "best":
-        if serve.scorer in kinds:
+        if serve.scorer in costs:
             return serve.scorer
-        reason = not_servable.get(serve.scorer, "there is no such scorer in this run")
+        reason = others.get(serve.scorer, "there is no such scorer in this run")
         raise AbstainError(
-            Code.UNKNOWN_NAME, f"serve.scorer: {serve.scorer} is not servable, {reason}: take one of {', '.join(kinds)}"
+            Code.UNKNOWN_NAME, f"serve.scorer: {serve.scorer} cannot decide, {reason}: take one of {', '.join(costs)}"
         )
     budget = math.inf if serve.max_forward_tokens is None else serve.max_forward_tokens
-    affordable = [name for name in kinds if costs[name] <= budget]
+    affordable = [name for name in costs if costs[name] <= budget]
     if not affordable:
-        cheapest = min(kinds, key=lambda name: costs[name])
+        cheapest = min(costs, key=lambda name: costs[name])
         raise AbstainError(
             Code.BAD_SETTING,
             f"serve.max_forward_tokens: {serve.max_forward_tokens} is less than any scorer reads for an answer: raise "
             f"it to {math.ceil(costs[cheapest])}, for {cheapest}",
         )
     comparable = {name: aurocs[name] for name in affordable if not math.isnan(aurocs[name].value)}
-    in_use = [name for name in affordable if kinds[name] == serve.current_kind]
+    in_use = [name for name in affordable if name == serve.current_scorer]
     if not comparable:  # the reviewed training answers are all correct, or all incorrect
         return next(name for name in (*in_use, PROBE, *affordable) if name in affordable)
     return choose_cheapest_of_best(comparable, costs, in_use)

@@ -10,7 +10,7 @@ import pandas as pd
 
 from abstain.config.params import Params
 from abstain.core.contracts import Interaction
-from abstain.core.scorer_names import FUSION, LENGTH_ONLY, PROBE
+from abstain.core.scorer_names import FUSIONS, LENGTH_ONLY, PROBE, YES_SCORES
 from abstain.data.store.splits import compute_holdout_digest
 from abstain.learning.estimators.regressors.summary import RegressorSummary
 from abstain.learning.estimators.summaries import ProbeChoice, ScorerChoice
@@ -55,7 +55,6 @@ from abstain.learning.metrics.bootstrap import RESAMPLING
 from abstain.learning.thresholds.threshold_result import CountedRates, ThresholdResult
 from abstain.llm.engine.requests import get_chosen_layer
 
-YES_SCORES = ("yes_score", "yes_score_tokens", "yes_score_fused")
 UNCALIBRATED = ("lstm", "lstm_no_huber")
 """Listed with the calibrators: the effect of Huang et al.'s Huber term on an otherwise uncalibrated probe."""
 
@@ -138,9 +137,7 @@ def evaluate(params: Params, candidate: CandidateArtifacts) -> Evaluation:
         base_rate=metrics.weighted_mean(holdout.correct, holdout.weight),
         label_source="/".join(sorted(holdout.rows["source"].unique())),
         digest=_compute_digest(holdout, candidate.self_selected),
-        served=ServedSummary(
-            name=candidate.served.name, kind=candidate.served.kind, forward_tokens=candidate.served.forward_tokens
-        ),
+        served=ServedSummary(name=candidate.served.name, forward_tokens=candidate.served.forward_tokens),
         scorers=board,
         at_threshold=holdout.evaluate_served(served, applied, RESAMPLING, rouge),
         at_heuristic=None if heuristic is None else evaluate_at_threshold(answers, heuristic, rouge),
@@ -153,7 +150,7 @@ def evaluate(params: Params, candidate: CandidateArtifacts) -> Evaluation:
     auroc = metrics.auroc(newest.correct, newest.get_raw_scores(served), newest.weight)
     plotted = _select_plotted_scorers(board, candidate.scorers)
     tables = curves.build_plot_tables(holdout, served, plotted, params.evaluation.min_n_eff)
-    tables["threshold"] = build_threshold_table(answers, thresholds, rouge)
+    tables["threshold"] = build_threshold_table(answers, holdout.groups, thresholds, RESAMPLING, rouge)
     measured = EvaluationMetrics(holdout=holdout_metrics, newest=NewestMetrics(**newest.counts.to_dict(), auroc=auroc))
     return Evaluation(EvaluationResult(metrics=measured, evaluation=_build_content(params, candidate)), tables)
 
@@ -196,14 +193,20 @@ def _select_marked_thresholds(threshold: ThresholdResult) -> dict[str, float]:
 
 
 def _select_plotted_scorers(board: Mapping[str, ScorerMetrics], scorers: ScoreTable) -> list[str]:
-    """Select the scorers in the plots: the served one, the probe, the fusion, the best signal, the answer's length."""
+    """Select the scorers in the plots: the served one, the probe, the widest fusion, the best signal, the length."""
     aurocs = {
         name: auroc
         for name, kind in scorers.describe_kinds(list(board)).items()
         if "signal" in kind and (auroc := board[name].auroc) is not None
     }
     best = [max(aurocs, key=lambda name: aurocs[name])] if aurocs else []
-    return [name for name in dict.fromkeys((scorers.served, PROBE, FUSION, *best, LENGTH_ONLY)) if name in board]
+    selected = (scorers.served, PROBE, *_find_widest_fusion(scorers), *best, LENGTH_ONLY)
+    return [name for name in dict.fromkeys(selected) if name in board]
+
+
+def _find_widest_fusion(scorers: ScoreTable) -> list[str]:
+    """Return the name of the fusion of the most scorers; nothing if there is no fusion."""
+    return [name for name in FUSIONS if name in scorers.fusions][-1:]
 
 
 def _build_content(params: Params, candidate: CandidateArtifacts) -> EvaluationContent:
@@ -214,7 +217,8 @@ def _build_content(params: Params, candidate: CandidateArtifacts) -> EvaluationC
     costs = _compute_forward_tokens(candidate)
     uncalibrated = [name for name in UNCALIBRATED if name in names]
     by_method = compare_calibrators(validation, holdout, scorers.served, uncalibrated, RESAMPLING)
-    fusion = scorers.fusions[scorers.served if scorers.served in scorers.fusions else FUSION]
+    shown = [scorers.served] if scorers.served in scorers.fusions else _find_widest_fusion(scorers)
+    fusion = scorers.fusions[shown[0]] if shown else None
     strata, min_n_eff = _make_strata(candidate), params.evaluation.min_n_eff
     threshold = candidate.threshold.threshold
     return EvaluationContent(
@@ -247,7 +251,8 @@ def _build_content(params: Params, candidate: CandidateArtifacts) -> EvaluationC
         audits=_run_audits(params, candidate),
         rank_correlation=curves.compute_rank_correlations(holdout.scores, yes_scores),
         ablations=candidate.ablations.sites,
-        fusion=FusionWeights(
+        fusion=fusion
+        and FusionWeights(
             strength=fusion.strength, coefficients=fusion.coefficients, missing=fusion.coefficients_if_missing
         ),
         examples=_select_examples(candidate),
@@ -256,10 +261,8 @@ def _build_content(params: Params, candidate: CandidateArtifacts) -> EvaluationC
 
 def _compute_forward_tokens(candidate: CandidateArtifacts) -> dict[str, float]:
     """Return the forward tokens per answer of each scorer."""
-    features, perturbation = candidate.features.forward_tokens, candidate.perturbation
-    regressor_tokens = dict.fromkeys(candidate.scorers.regressors, perturbation.forward_tokens)
-    fusion = features[FUSION] + (perturbation.forward_tokens_of_copies if regressor_tokens else 0)
-    return dict.fromkeys(candidate.scorers.probes, features[PROBE]) | features | regressor_tokens | {FUSION: fusion}
+    tokens = {one.scorer: one.forward_tokens for one in candidate.served.candidates}
+    return dict.fromkeys(candidate.scorers.probes, tokens[PROBE]) | tokens
 
 
 def _make_strata(candidate: CandidateArtifacts) -> pd.DataFrame:

@@ -13,21 +13,24 @@ import numpy as np
 import pandas as pd
 
 from abstain.config.params import Params
+from abstain.config.settings import load_settings
 from abstain.core import paths
 from abstain.core.bundle_format import BUNDLE_FORMAT, FORMAT_KEY
 from abstain.core.codes import Code
 from abstain.core.contracts import CONTRACT_VERSION
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
-from abstain.core.scorer_names import PROBE, WRITER
+from abstain.core.scorer_names import FUSIONS, PROBE, WRITER
 from abstain.learning.estimators.fusion import Fusion
 from abstain.learning.estimators.onnx_logistic import OnnxLogistic, fusion_to_onnx, logistic_to_onnx
 from abstain.learning.estimators.onnx_probe import OnnxProbe, export_probe, measure_parity
 from abstain.learning.estimators.parity import MAX_PARITY
 from abstain.learning.estimators.probe_registry import load_probe
 from abstain.learning.estimators.summaries import ScorerChoice
+from abstain.llm.engine.loading import find_model
 from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.requests import get_chosen_layer
+from abstain.llm.signals.registry import get_auxiliary_models
 from abstain.stages.shared import artifacts
 from abstain.stages.shared.states import load_labelled_states, read_base_model
 
@@ -71,9 +74,10 @@ def stage(params: Params) -> None:
         "scorer": json.dumps(
             {
                 "name": served.name,
-                "kinds": served.kinds,
                 "forward_tokens": served.forward_tokens,
                 "sha256": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
+                "models": _list_models(params, served),
+                "perturbation": params.perturbation.model_dump(),
             },
             sort_keys=True,
         ),
@@ -98,6 +102,14 @@ def stage(params: Params) -> None:
     artifacts.write_json(paths.PARITY, asdict(Parity(difference, differences)))
 
 
+def _list_models(params: Params, served: ScorerChoice) -> dict[str, tuple[str, str]]:
+    """Return name and revision of each model beside the base model that the served scorer runs, by its user."""
+    models = {name: model for name, model in get_auxiliary_models(params).items() if name in served.components}
+    models["perturbation"] = params.perturbation.model if params.perturbation.n_copies else None
+    settings = load_settings()
+    return {user: (name, find_model(name, settings).revision) for user, name in models.items() if name}
+
+
 def _export_components(served: ScorerChoice) -> tuple[dict[str, bytes], dict[str, float]]:
     """Return the ONNX files of the served scorer besides the probe, by name, and their largest differences."""
     files: dict[str, bytes] = {}
@@ -114,7 +126,7 @@ def _export_components(served: ScorerChoice) -> tuple[dict[str, bytes], dict[str
             inputs = generator.uniform(-0.5, 1, (N_PARITY_ROWS, len(writer["coefficient"])))
             expected = 1 / (1 + np.exp(-(inputs @ np.array(writer["coefficient"]) + writer["intercept"])))
             differences[name] = _measure_difference(files[name], inputs, expected)
-    if served.kind == "fusion":
+    if served.name in FUSIONS:
         name = served.name
         fusion = Fusion.from_dict(artifacts.read_json(paths.FUSIONS)[name])
         files[name] = fusion_to_onnx(fusion)
@@ -128,7 +140,7 @@ def _export_components(served: ScorerChoice) -> tuple[dict[str, bytes], dict[str
 
 def _measure_fusion_parity(served: ScorerChoice, files: dict[str, bytes]) -> dict[str, float]:
     """Measure the largest difference of a fusion's confidences of real answers, by its files and the probe's file."""
-    if served.kind != "fusion":
+    if served.name not in FUSIONS:
         return {}
     frame, states = load_labelled_states()
     rows = frame[frame["split"] != "train"]

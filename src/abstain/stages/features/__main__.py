@@ -5,7 +5,7 @@ for training answers. The other features (of the ablation grid and of the audits
 the stages that need them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -18,13 +18,12 @@ from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.core.labels import Labels
-from abstain.core.scorer_names import FAMILIARITY, FUSION, PROBE, WRITER
+from abstain.core.scorer_names import WRITER
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import select_reviewed_holdout
 from abstain.llm.engine.loading import find_model, load_tokenizer
 from abstain.llm.features.extraction import NOTHING_FITS, FeatureSource, UnreadableInteraction
-from abstain.llm.features.feature_request import FeatureRequest
-from abstain.llm.signals.base import FeatureBatch, Scorer, ScorerUnavailable
+from abstain.llm.signals.base import FeatureBatch, RunsModel, Scorer, ScorerUnavailable
 from abstain.llm.signals.compute_features import (
     COST_SAMPLE_SIZE,
     collect_feature_requests,
@@ -32,16 +31,9 @@ from abstain.llm.signals.compute_features import (
     estimate_forward_tokens,
     read_features,
 )
-from abstain.llm.signals.familiarity import QuestionFamiliarity
-from abstain.llm.signals.feature_plan import LabelledAnswers, collect_signal_requests, plan_features
+from abstain.llm.signals.feature_plan import LabelledAnswers, list_components, list_fusions, plan_features
 from abstain.llm.signals.out_of_fold import FittedScorer, fit_scorer
 from abstain.llm.signals.registry import AvailableScorers, build_scorers
-from abstain.llm.signals.servable import (
-    explain_not_servable,
-    get_servable_kind,
-    list_servable_components,
-    list_servable_fusions,
-)
 from abstain.llm.signals.writer import WriterScores
 from abstain.llm.signals.yes_no import count_neither_replies
 from abstain.stages.shared import artifacts
@@ -66,28 +58,24 @@ def _estimate_tokens(
     settings: Settings,
     rows: Sequence[Interaction],
     scorers: Sequence[Scorer],
-    components: dict[str, tuple[FeatureRequest, ...]],
-    fusions: Mapping[str, Sequence[str]],
-) -> dict[str, float]:
-    """Estimate the tokens that each scorer, component and fusion has the base model read of an answer."""
-    requests_by_scorer = {scorer.name: scorer.requires for scorer in scorers} | components
-    requests_by_scorer |= {
-        name: tuple(dict.fromkeys(request for component in names for request in components[component]))
-        for name, names in fusions.items()
-    }
-    requests_by_scorer[FUSION] = (*components[PROBE], *collect_signal_requests(params, scorers))
-    tokens = {
-        name: estimate_forward_tokens(params.llm, settings, rows, required)
-        for name, required in requests_by_scorer.items()
-    }
-    questions = [row.question for row in rows[:COST_SAMPLE_SIZE]]
-    tokens |= {
-        scorer.name: scorer.familiarity.estimate_forward_tokens(questions)
+) -> tuple[dict[str, list[str]], dict[str, float]]:
+    """Return the components of the fusions, and the tokens that each scorer has the base model read of an answer.
+
+    Those of perturbed contexts are not known before they are perturbed; the stage `nll_features` adds them.
+    """
+    components = list_components(params, scorers)
+    fusions = list_fusions(params, scorers, components)
+    own_tokens = {
+        scorer.name: scorer.estimate_forward_tokens(rows[:COST_SAMPLE_SIZE])
         for scorer in scorers
-        if isinstance(scorer, QuestionFamiliarity)
+        if isinstance(scorer, RunsModel)
     }
-    tokens[FUSION] += tokens.get(FAMILIARITY, 0.0)  # it has its own prompts
-    return tokens
+    tokens = {}
+    for name, parts in {**{name: [name] for name in components}, **fusions}.items():
+        requests = tuple(dict.fromkeys(request for part in parts for request in components[part]))
+        read = estimate_forward_tokens(params.llm, settings, rows, requests)
+        tokens[name] = read + sum(own_tokens.get(part, 0.0) for part in parts)
+    return fusions, tokens
 
 
 def stage(params: Params) -> None:
@@ -135,9 +123,7 @@ def stage(params: Params) -> None:
     for fit in fitted:
         tables[0].loc[train, fit.scorer.name] = fit.out_of_fold
     write_atomically(paths.SIGNALS, pd.concat(tables, ignore_index=True).to_parquet(index=False))
-    components = list_servable_components(params, scorers)
-    fusions = list_servable_fusions(components)
-    tokens = _estimate_tokens(params, settings, rows, scorers, components, fusions)
+    fusions, tokens = _estimate_tokens(params, settings, rows, scorers)
     listed = ", ".join(f"{name} {count:.0f}" for name, count in tokens.items() if count)
     print(f"tokens of an answer: {listed}", flush=True)
     writer = next((scorer.to_dict() for scorer in scorers if isinstance(scorer, WriterScores)), None)
@@ -153,8 +139,6 @@ def stage(params: Params) -> None:
             "neither": count_neither_replies(load_tokenizer(find_model(params.llm.model, settings)), batch),
             "forward_tokens": tokens,
             "fusions": fusions,
-            "servable": {name: get_servable_kind(name) for name in (*components, *fusions)},
-            "not_servable": explain_not_servable(params, scorers),
         },
     )
 

@@ -1,7 +1,6 @@
 """DVC stage `train_fusion`: stacking of scorers, out of fold, on the training split.
 
-One fusion combines all scorers, for comparison; those that can be served combine the scores of one or two forward
-passes.
+One fusion combines the scores of one forward pass, one those of two, and one all scores.
 """
 
 from dataclasses import replace
@@ -13,7 +12,7 @@ from abstain.core import paths
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.core.labels import Labels
-from abstain.core.scorer_names import FUSION, PROBE, REGRESSORS
+from abstain.core.scorer_names import PROBE, REGRESSORS
 from abstain.learning.estimators.fusion import FittedFusion, fit_fusion
 from abstain.stages.shared import artifacts
 
@@ -25,7 +24,7 @@ def stage(params: Params) -> None:
     scores = probes.join(artifacts.read_signals("asked"))
     rows = frame.loc[scores.index]
     labels = Labels(*(rows[name].to_numpy() for name in ("correct", "weight", "group")))
-    fits = {FUSION: fit_fusion(scores, labels)}
+    fits: dict[str, FittedFusion] = {}
     exported = artifacts.read_json(paths.PROBE_CHOICE)["exported"]
     for name, columns in _list_fusion_columns().items():
         try:
@@ -41,7 +40,7 @@ def stage(params: Params) -> None:
 
 
 def _list_fusion_columns() -> dict[str, list[str]]:
-    """Return the scores of each fusion that can be served, without fusions of the same scores as an earlier one."""
+    """Return the scores of each fusion, without fusions of the same scores as a cheaper one."""
     regressors = list(artifacts.read_json(paths.REGRESSOR_SUMMARY)["regressors"])
     columns_by_fusion: dict[str, list[str]] = {}
     for name, parts in artifacts.read_json(paths.FEATURES_SUMMARY)["fusions"].items():
