@@ -100,7 +100,7 @@ def test_writer_scores_need_no_base_model(
     open_scorer: Open, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("abstain.llm.features.shard_job.load_model", lambda *_: pytest.fail("it was loaded"))
-    by_writer = open_scorer("writer", "writer", writer=WRITER_ONNX)
+    by_writer = open_scorer("writer", writer=WRITER_ONNX)
     rows = [make_row(15.0), make_row(2.0, "i-1"), make_row(None, "i-2"), make_row(2.0, "i-3", "x" * 600)]
     sure, unsure, silent, long = by_writer.decide_interactions(rows)
     assert sure.confidence is not None and unsure.confidence is not None and sure.confidence > unsure.confidence

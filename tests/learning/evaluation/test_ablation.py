@@ -109,8 +109,11 @@ def test_evaluate_site_tunes_on_validation_and_weights(site: SiteMetrics, confid
     assert site.abstention_rate == pytest.approx(weight[~shown].sum() / weight.sum())
     rouge = ROUGE[holdout.index - 100]
     for part, mask in ((site.rouge_shown, shown), (site.rouge_withheld, ~shown)):
-        rows = ~np.isnan(rouge) & mask
-        assert part == pytest.approx(np.average(rouge[rows], weights=weight[rows]))
+        rows, stands_for = ~np.isnan(rouge) & mask, weight.copy()
+        for label in (0, 1):  # those with an ideal answer stand for all of their class
+            of_class = (correct == label).to_numpy()
+            stands_for[of_class] /= np.average(~np.isnan(rouge[of_class]), weights=weight[of_class])
+        assert part == pytest.approx(np.average(rouge[rows], weights=stands_for[rows]))
 
 
 def test_evaluate_site_training_auroc_is_out_of_fold(
