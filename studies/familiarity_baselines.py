@@ -107,8 +107,8 @@ class FamiliarityBaselines:
         split = [split_at_concept(reply, concept) for reply, concept in zip(replies, concepts, strict=True)]
         masked = [[self._mask(segment) for segment in reply] for reply in split]
         log_probs, masked_log_probs = (
-            self._content_log_probs(given, texts, progress)
-            for given, texts in ((prompts, split), (masked_prompts, masked))
+            self._content_log_probs(asked_prompts, texts, progress)
+            for asked_prompts, texts in ((prompts, split), (masked_prompts, masked))
         )
         significance_by_concept = {
             concept: _mean((np.exp(p) - np.exp(q)) * (p - q))
@@ -142,14 +142,16 @@ class FamiliarityBaselines:
         log_probs: list[np.ndarray] = []
         for index, reply in enumerate(replies):
             encoded = encode_segments(self._tokenizer, tuple(reply))
-            kept = [
-                at
+            content_places = [
+                place
                 for name, (first, end) in encoded.spans.items()
                 if not name.startswith(MENTION)
-                for at in range(first, end)
-                if not is_stop_word(self._tokenizer.decode([encoded.ids[at]]))
+                for place in range(first, end)
+                if not is_stop_word(self._tokenizer.decode([encoded.ids[place]]))
             ]
-            log_probs.append(-rows_by_index[index][kept, 0].double().numpy() if kept else np.empty(0))
+            log_probs.append(
+                -rows_by_index[index][content_places, 0].double().numpy() if content_places else np.empty(0)
+            )
         return log_probs
 
     def _forward(self, instructions: Sequence[Instruction], progress: OnProgress) -> np.ndarray:
@@ -198,7 +200,9 @@ class FamiliarityBaselines:
 def split_at_concept(reply: str, concept: str) -> list[Segment]:
     """Split a reply into segments, of which those named `mention...` are the concept, in any case."""
     pieces = re.split(rf"(\s*{re.escape(concept)})", reply, flags=re.IGNORECASE)
-    return [Segment(f"{MENTION if at % 2 else 'text'}_{at}", piece) for at, piece in enumerate(pieces) if piece]
+    return [
+        Segment(f"{MENTION if place % 2 else 'text'}_{place}", piece) for place, piece in enumerate(pieces) if piece
+    ]
 
 
 def is_stop_word(token: str) -> bool:

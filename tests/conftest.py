@@ -43,7 +43,7 @@ MODELS = Path(os.environ.get("ABSTAIN_HOME", ROOT / ".abstain")) / "models"
 """The safetensors copy of the embedded model is made once and shared by the tests."""
 SERVER_KEY = "5e" * 32
 """The key of every server that tests share."""
-COSTLY = ("trained", "small_template")
+COSTLY = ("trained", "small_template", "finished")
 """Fixtures that take long. `make test` has several processes: what shares one of these stays in one of them."""
 INHERITED = ("LANG", "CI", "SSL_CERT_FILE", "ABSTAIN_DTYPE")
 THREADS = max(1, (os.cpu_count() or 1) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))

@@ -120,7 +120,7 @@ def test_open_rejects_a_changed_bundle(
 ) -> None:
     rng, rejected = random.Random(7), []
     names = sorted(file.relative_to(promoted) for file in promoted.rglob("*") if file.is_file())
-    assert {name.name for name in names} == {"probe.onnx", "fused.onnx", "approval.json", DIGEST_FILE}
+    assert {name.name for name in names} == {"probe.onnx", "fusion.onnx", "approval.json", DIGEST_FILE}
     attempts: list[tuple[Path, Change]] = [(rng.choice(names), flip) for _ in range(FLIPS)]
     attempts += [(name, change) for change in CHANGES for name in names]
     for number, (name, change) in enumerate(attempts):

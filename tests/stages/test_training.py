@@ -124,12 +124,14 @@ def test_train_probe_best_without_both_labels_raises(bank: Params) -> None:
 
 def test_train_fusion_uses_out_of_fold_confidences(bank: Params) -> None:
     fusion = Fusion.from_dict(artifacts.read_json(paths.FUSIONS)["fusion"])
-    scores = read_out_of_fold().join(artifacts.read_signals("asked"))
-    assert set(fusion.names) == set(scores)
+    exported = artifacts.read_json(paths.PROBE_CHOICE)["exported"]
+    scores = artifacts.read_signals("asked").drop(columns="length_only").assign(probe=read_out_of_fold()[exported])
+    scores = scores[["probe", *(name for name in scores if name != "probe")]].loc[read_out_of_fold().index]
     rows = artifacts.read_dataset_frame().set_index("interaction_id").loc[scores.index]
     computed_by_hand = fit_fusion(scores, Labels(*(rows[name].to_numpy() for name in ("correct", "weight", "group"))))
-    assert computed_by_hand.fusion == fusion
-    learnt = {*read_out_of_fold(), "length_only", "writer", *artifacts.read_json(paths.REGRESSOR_SUMMARY)["regressors"]}
+    expected = computed_by_hand.fusion.drop_unused()
+    assert expected.coefficients == pytest.approx(fusion.coefficients, abs=1e-6) and "probe" in fusion.names
+    learnt = {"probe", "writer", *artifacts.read_json(paths.REGRESSOR_SUMMARY)["regressors"]}
     assert max(fusion.coefficients, key=lambda name: fusion.coefficients[name]) in learnt and learnt < set(scores)
 
 

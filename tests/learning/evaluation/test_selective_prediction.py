@@ -104,7 +104,7 @@ def test_evaluate_at_threshold_rouge_is_of_all_answers() -> None:
     assert rouge[shown & written].mean() < rouge[shown].mean() - 0.05, "by those with an ideal answer alone"
 
 
-def test_evaluate_at_threshold_rouge_of_a_class_without_ideal_answer() -> None:
+def test_evaluate_at_threshold_class_without_ideal_answer() -> None:
     """Nothing is known of the correct answer that is shown, so nothing of the mean."""
     row = evaluate_at_threshold(make_answers([1, 0, 0], [0.9, 0.8, 0.2]), 0.5, np.array([NAN, 0.2, 0.4]))
     assert (row.rouge_shown, row.rouge_withheld) == (None, pytest.approx(0.4))

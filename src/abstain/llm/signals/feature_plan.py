@@ -187,7 +187,8 @@ def list_fusions(
         fusions[fusion] = [
             name
             for name, requests in components.items()
-            if name not in beyond_features and {(one.prompt_kind, one.chunks) for one in requests} <= prompts
+            if name not in beyond_features
+            and {(request.prompt_kind, request.chunks) for request in requests} <= prompts
         ]
     fusions[FUSION] = list(components)
     distinct = {tuple(names): fusion for fusion, names in reversed(fusions.items())}

@@ -54,7 +54,7 @@ def build_scorers(params: Params, settings: Settings) -> AvailableScorers:
     Raises:
         AbstainError: A name is unknown; the message lists all names.
     """
-    factories = _make_scorer_factories(params.llm, get_auxiliary_models(params), settings)
+    factories = _make_scorer_factories(params.llm, params.scorers.auxiliary_models, settings)
     factories[WRITER] = partial(WriterScores, params.labels.refusals)
     unknown = [name for name in params.scorers.enabled if name not in factories]
     if unknown:
@@ -69,11 +69,6 @@ def build_scorers(params: Params, settings: Settings) -> AvailableScorers:
         except ScorerUnavailable as error:
             unavailable[name] = error.message_with_code
     return AvailableScorers((*scorers, LengthOnly()), unavailable)
-
-
-def get_auxiliary_models(params: Params) -> dict[str, str | None]:
-    """Return the models beside the base model that scorers run, by scorer."""
-    return {ENTAILMENT: params.scorers.entailment_model, EXTRACTIVE_QA: params.scorers.extractive_qa_model}
 
 
 def make_scorer(name: str, llm: LLMParams, models: Mapping[str, str | None], settings: Settings) -> Scorer:

@@ -39,7 +39,7 @@ def stage(params: Params) -> None:
     aurocs = compute_aurocs(
         reviewed, {name: scores.loc[reviewed.index, name].to_numpy(float) for name in costs}, RESAMPLING
     )
-    served = choose_served_scorer(params.serve, costs, aurocs, _explain_others())
+    served = choose_served_scorer(params.serve, costs, aurocs, _explain_exclusions())
     print(f"served: {served}, AUROC out of fold {aurocs[served].value:.3f}, {costs[served]:.0f} tokens an answer")
     components = fusions[served].names if served in fusions else (served,)
     candidates = [
@@ -76,15 +76,17 @@ def _load_costs(fusions: Mapping[str, Fusion]) -> dict[str, float]:
     return costs | dict.fromkeys(regressors["regressors"], of_regressors)
 
 
-def _explain_others() -> dict[str, str]:
+def _explain_exclusions() -> dict[str, str]:
     """Return the reasons for which scorers that a user may name cannot decide."""
     features, regressors = (artifacts.read_json(file) for file in (paths.FEATURES_SUMMARY, paths.REGRESSOR_SUMMARY))
     choice = artifacts.read_json(paths.PROBE_CHOICE)
-    others: dict[str, str] = dict.fromkeys(choice["out_of_fold"], "one probe is exported: name another in probe.export")
-    others[choice["exported"]] = f"it is the exported probe: its name is {PROBE}"
+    reasons: dict[str, str] = dict.fromkeys(
+        choice["out_of_fold"], "one probe is exported: name another in probe.export"
+    )
+    reasons[choice["exported"]] = f"it is the exported probe: its name is {PROBE}"
     baselines = dict.fromkeys((BASE_RATE, LENGTH_ONLY), "it is a baseline")
-    others |= baselines | features["skipped_scorers"] | regressors["skipped"]
-    return others
+    reasons |= baselines | features["skipped_scorers"] | regressors["skipped"]
+    return reasons
 
 
 def _compute_confidences(frame: pd.DataFrame, states: StateTable, fusions: Mapping[str, Fusion]) -> pd.DataFrame:
@@ -110,7 +112,7 @@ def _read_training_scores(file: Path, train: pd.DataFrame) -> pd.DataFrame:
 
 
 def choose_served_scorer(
-    serve: ServeParams, costs: Mapping[str, float], aurocs: Mapping[str, Estimate], others: Mapping[str, str]
+    serve: ServeParams, costs: Mapping[str, float], aurocs: Mapping[str, Estimate], exclusions: Mapping[str, str]
 ) -> str:
     """Choose the scorer to serve.
 
@@ -118,7 +120,7 @@ def choose_served_scorer(
         serve: The wanted scorer, the budget and the scorer in production.
         costs: Scorer -> forward tokens per answer.
         aurocs: Scorer -> out-of-fold AUROC.
-        others: Scorer that cannot decide -> reason.
+        exclusions: Scorer that cannot decide -> reason.
 
     Returns:
         The name of the scorer.
@@ -129,7 +131,7 @@ def choose_served_scorer(
     if serve.scorer != "best":
         if serve.scorer in costs:
             return serve.scorer
-        reason = others.get(serve.scorer, "there is no such scorer in this run")
+        reason = exclusions.get(serve.scorer, "there is no such scorer in this run")
         raise AbstainError(
             Code.UNKNOWN_NAME, f"serve.scorer: {serve.scorer} cannot decide, {reason}: take one of {', '.join(costs)}"
         )

@@ -261,7 +261,7 @@ def _build_content(params: Params, candidate: CandidateArtifacts) -> EvaluationC
 
 def _compute_forward_tokens(candidate: CandidateArtifacts) -> dict[str, float]:
     """Return the forward tokens per answer of each scorer."""
-    tokens = {one.scorer: one.forward_tokens for one in candidate.served.candidates}
+    tokens = {row.scorer: row.forward_tokens for row in candidate.served.candidates}
     return dict.fromkeys(candidate.scorers.probes, tokens[PROBE]) | tokens
 
 

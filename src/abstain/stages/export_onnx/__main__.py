@@ -30,7 +30,6 @@ from abstain.learning.estimators.summaries import ScorerChoice
 from abstain.llm.engine.loading import find_model
 from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.requests import get_chosen_layer
-from abstain.llm.signals.registry import get_auxiliary_models
 from abstain.stages.shared import artifacts
 from abstain.stages.shared.states import load_labelled_states, read_base_model
 
@@ -104,7 +103,7 @@ def stage(params: Params) -> None:
 
 def _list_models(params: Params, served: ScorerChoice) -> dict[str, tuple[str, str]]:
     """Return name and revision of each model beside the base model that the served scorer runs, by its user."""
-    models = {name: model for name, model in get_auxiliary_models(params).items() if name in served.components}
+    models = {name: model for name, model in params.scorers.auxiliary_models.items() if name in served.components}
     models["perturbation"] = params.perturbation.model if params.perturbation.n_copies else None
     settings = load_settings()
     return {user: (name, find_model(name, settings).revision) for user, name in models.items() if name}
