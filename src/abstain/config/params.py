@@ -13,7 +13,6 @@ from pydantic import Field, StringConstraints, model_validator
 from abstain.config.yaml_model import FrozenModel, read_yaml, validate_yaml
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.scorer_names import ENTAILMENT, EXTRACTIVE_QA
 from abstain.core.timestamps import Timestamp
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -163,11 +162,6 @@ class ScorerParams(FrozenModel):
     enabled: tuple[str, ...]
     entailment_model: str | None
     extractive_qa_model: str | None
-
-    @property
-    def auxiliary_models(self) -> dict[str, str | None]:
-        """The models beside the base model, by the scorer that runs them."""
-        return {ENTAILMENT: self.entailment_model, EXTRACTIVE_QA: self.extractive_qa_model}
 
 
 class PerturbationParams(FrozenModel):

@@ -14,7 +14,7 @@ from abstain.config.params import LLMParams, Params
 from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.scorer_names import ENTAILMENT, EXTRACTIVE_QA, FAMILIARITY, VERBALIZED, WRITER, YES_SCORES
+from abstain.core.scorer_names import ENTAILMENT, EXTRACTIVE_QA, FAMILIARITY, VERBALIZED, WITH_MODEL, WRITER, YES_SCORES
 from abstain.llm.engine.loading import find_model, load_tokenizer
 from abstain.llm.engine.requests import get_tracked_tokens
 from abstain.llm.signals.base import Scorer, ScorerUnavailable, Signal
@@ -54,7 +54,8 @@ def build_scorers(params: Params, settings: Settings) -> AvailableScorers:
     Raises:
         AbstainError: A name is unknown; the message lists all names.
     """
-    factories = _make_scorer_factories(params.llm, params.scorers.auxiliary_models, settings)
+    models = {name: getattr(params.scorers, f"{name}_model") for name in WITH_MODEL}
+    factories = _make_scorer_factories(params.llm, models, settings)
     factories[WRITER] = partial(WriterScores, params.labels.refusals)
     unknown = [name for name in params.scorers.enabled if name not in factories]
     if unknown:

@@ -20,7 +20,7 @@ from abstain.core.codes import Code
 from abstain.core.contracts import CONTRACT_VERSION
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
-from abstain.core.scorer_names import FUSIONS, PROBE, WRITER
+from abstain.core.scorer_names import FUSIONS, PROBE, WITH_MODEL, WRITER
 from abstain.learning.estimators.fusion import Fusion
 from abstain.learning.estimators.onnx_logistic import OnnxLogistic, fusion_to_onnx, logistic_to_onnx
 from abstain.learning.estimators.onnx_probe import OnnxProbe, export_probe, measure_parity
@@ -103,7 +103,7 @@ def stage(params: Params) -> None:
 
 def _list_models(params: Params, served: ScorerChoice) -> dict[str, tuple[str, str]]:
     """Return name and revision of each model beside the base model that the served scorer runs, by its user."""
-    models = {name: model for name, model in params.scorers.auxiliary_models.items() if name in served.components}
+    models = {name: getattr(params.scorers, f"{name}_model") for name in WITH_MODEL if name in served.components}
     models["perturbation"] = params.perturbation.model if params.perturbation.n_copies else None
     settings = load_settings()
     return {user: (name, find_model(name, settings).revision) for user, name in models.items() if name}
