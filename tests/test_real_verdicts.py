@@ -14,7 +14,6 @@ from abstain.learning.thresholds.risk_control import ReviewedAnswers
 from benchmarks import real_verdicts
 from benchmarks.real_verdicts import (
     Feedback,
-    ReplayedRound,
     ThresholdOutcome,
     compute_p_value,
     divide_round,
@@ -27,7 +26,7 @@ from benchmarks.real_verdicts import (
     simulate_feedback,
     split_by_topic,
 )
-from benchmarks.replay import Replay, measure_drift, replay_weeks
+from benchmarks.replay import Replay, replay_weeks
 from benchmarks.scorers import FILE, LabelledAnswers, read_labelled_answers
 from tests.benchmarks.datasets.upstream import make_record, write_records
 from tests.checkout import shipped_params
@@ -180,19 +179,6 @@ def test_replay_rounds_thumbs_are_of_shown_answers(tmp_path: Path) -> None:
     assert everything[4].thumbs == 0 and everything[4].reviews > 2 * of[4].reviews > 0
 
 
-def test_replay_rounds_without_threshold_shows_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found, liked = read_answers(tmp_path, make_records((1, 2, 3, 4, 5))), []
-
-    def threshold_in_round_3(answers: LabelledAnswers, _: Params, known: Feedback, number: int, *__: object) -> Any:
-        liked.append((~np.isnan(known.thumb)).sum())
-        ten = ThresholdOutcome(np.flatnonzero(answers.round == number)[:10], np.ones(10, bool), 1.0)
-        return ReplayedRound(0, 0, {"guaranteed": None, "heuristic": ten if number == 3 else None})
-
-    monkeypatch.setattr(real_verdicts, "evaluate_round", threshold_in_round_3)
-    replay_rounds(found, PARAMS, 5, 0.8, (1.0, 0.0), 0)
-    assert liked == [120, 240, 250, 250], "after rounds 1 to 4"
-
-
 def table(said: str, heading: str) -> list[list[str]]:
     """The rows of the table below `heading`."""
     lines = said.partition(heading)[2].strip().split("\n\n")[1 if "Without" in heading else 0].splitlines()
@@ -223,14 +209,6 @@ def test_real_verdicts_later_rounds_do_not_change_earlier_ones(
     assert {row[2] for row in table(said, "the probabilities:")} == {"120", "80", "40", "60"}
 
 
-@pytest.mark.slow
-def test_real_verdicts_replay_has_a_row_per_feedback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = run_main(tmp_path, make_records((1, 2, 3), answers=300), capsys, "3", "--replay")
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in said.splitlines()[2:]]
-    assert [row[0] for row in rows] == ["0.8"] * 5 + ["0.75"] * 5 and {len(row) for row in rows} == {12}
-    assert rows[4][4] == rows[4][8] == "2 of 2", "all labels give a guarantee"
-
-
 def replay_of(folder: Path, rows: list[dict[str, Any]]) -> Replay:
     made = Replay.from_file(write_records(folder / FILE.name, *rows), PARAMS)
     return replace(made, kind="linear")  # a hundredth of the time
@@ -252,12 +230,3 @@ def test_replay_weeks_only_retrained_versions_follow(tmp_path: Path) -> None:
     reviews = {policy: [turned[week, policy].guarantee.reviews for week in WEEKS] for _, policy in turned}
     assert reviews["never retrained"] == sorted(set(reviews["never retrained"])), "of the live version"
     assert max(reviews["retrained"]) <= 120, "the answers of a week"
-
-
-@pytest.mark.heavy
-def test_measure_drift_changed_texts_raise_an_alarm(tmp_path: Path) -> None:
-    replay = replay_of(tmp_path, make_records(range(1, 7)))
-    rows = np.random.default_rng(0).standard_normal((len(replay.dataset.correct), 8))
-    assert measure_drift(replay, 5, {"questions": rows}).alarms == []
-    moved = rows + 3.0 * (replay.dataset.round == 5)[:, None]
-    assert "input drift" in measure_drift(replay, 5, {"questions": moved}).alarms

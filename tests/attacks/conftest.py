@@ -9,7 +9,7 @@ import pytest
 
 from tests.serving.api.conftest import log, make_release, make_service, releases, service  # noqa: F401
 from tests.serving.conftest import model, settings  # noqa: F401
-from tests.serving.gateways.conftest import answers, connect, decided, make_worker, open_log  # noqa: F401
+from tests.serving.gateways.conftest import answers, connect, decided, log_options, make_worker  # noqa: F401
 
 BEGIN, END = "<!-- attempts: made by `make attacks` -->\n", "<!-- end of attempts -->\n"
 Count = Callable[[str, int, int], None]

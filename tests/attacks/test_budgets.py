@@ -1,5 +1,6 @@
 """What one caller may take of the gate server: its base model, memory, connections and threads."""
 
+import asyncio
 import fcntl
 import json
 import socket
@@ -22,6 +23,7 @@ from abstain.serving.api import middleware
 from abstain.serving.api.app import BYTES_PER_ROW, MAX_FORM_BYTES, VALUES_PER_ROW
 from abstain.serving.service.gate_service import GateService
 from abstain.serving.service.keys import ApiKeys, create_key
+from benchmarks import hostile
 from tests.attacks.conftest import Count
 from tests.serving.api.conftest import MadeUpReleases, MakeRelease, MakeService
 from tests.serving.clients import ASKED
@@ -281,3 +283,19 @@ def test_large_rejected_bodies_count_as_rows(serve: Serve, sent: object, assert_
     assert [reply.status_code for reply in replies] == [422, 429, 429] and "retry-after" in replies[1].headers
     assert {reply.status_code for reply in states} == {422}, "states are no JSON"
     assert_repelled("successive large bodies", 2, 2)
+
+
+def test_hostile_attack_makes_every_attack(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The benchmark of docs/security.md."""
+    monkeypatch.setattr(hostile, "HOSTILE", len(hostile.KINDS))
+    monkeypatch.setattr(hostile, "RETRY_S", 0.2)
+    monkeypatch.setattr(hostile, "LONG", {**hostile.LONG, "contexts": ["word"], "max_new_tokens": 300})
+    server = serve()
+
+    async def attack() -> None:
+        await asyncio.wait_for(hostile.attack(server.address, hostile.KINDS), 2)
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(attack())
+    counted = server.service.metrics.render().decode()
+    assert 'abstain_feedback_total{kind="thumb",outcome="recorded"}' in counted and 'source="answer"' in counted

@@ -1,8 +1,6 @@
 """Rows that hold up others, pass for others, fill the log or belong to another key; and a log that cannot be used."""
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,6 @@ import pytest
 from abstain.config.params import load_params
 from abstain.config.settings import Settings
 from abstain.data.decision_log import log as module
-from abstain.data.decision_log.log import DecisionLog
 from abstain.ingest.privacy.policy import Privacy
 from abstain.ingest.privacy.pseudonyms import derive_log_key
 from tests.attacks.conftest import Count
@@ -43,17 +40,10 @@ def privacy(settings: Settings) -> Privacy:
 
 
 @pytest.fixture
-def open_log(tmp_path: Path, settings: Settings, privacy: Privacy) -> Iterator[Callable[[], DecisionLog]]:
-    """Open a log with these rules, which remembers three calls of each key."""
-    with ExitStack() as stack:
-
-        def open_again() -> DecisionLog:
-            rules: dict[str, Any] = {"redact": privacy.redact_row, "pseudonym": privacy.get_pseudonym, "calls_each": 3}
-            log = DecisionLog.open(f"sqlite:///{tmp_path / 'log.sqlite'}", key=derive_log_key(settings), **rules)
-            stack.callback(log.close)
-            return log
-
-        yield open_again
+def log_options(settings: Settings, privacy: Privacy) -> dict[str, Any]:
+    """These rules, and three calls of each key that are remembered."""
+    rules = {"redact": privacy.redact_row, "pseudonym": privacy.get_pseudonym, "key": derive_log_key(settings)}
+    return {**rules, "calls_each": 3}
 
 
 def make_gate_body(answer: str, **more: Any) -> dict[str, Any]:
@@ -176,6 +166,8 @@ def test_feedback_cannot_be_forged(connect: Connect, assert_repelled: Count) -> 
     repelled = sum(status(client, "/v1/feedback", body, headers) == code for body, headers, code in tried)
     assert "feedback" not in client.count_decisions()
     assert status(client, "/v1/feedback", thumb("f"), thumbs) == status(client, "/v1/feedback", review("r"), ann) == 200
+    named = client.post("/v1/feedback", json=review("r", reviewer="ann"), headers=ann).json()
+    assert named["outcome"] == "duplicate", "it was under the name of the key"
     again = [thumb("f", thumb="down"), thumb("f", interaction_id="j"), thumb("f", comment="no"), thumb("r")]
     repelled += sum(status(client, "/v1/feedback", body, thumbs) == 409 for body in again)
     assert_repelled("forged feedback", len(tried) + len(again), repelled)

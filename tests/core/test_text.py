@@ -4,17 +4,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError, parse_error_line
 from abstain.core.text import is_refusal, replace_control_characters
 
-ATTACKS = (
-    "\x1b[2J",
-    "\x1b]52;c;ZXZpbA==\x1b\\",
-    "\x9b2J",
-    "a\rb",
-    "\x07",
-    "\x00",
-    "\x7f",
-    "\u202egnp.exe",
-    "\x1b]0;t\x07",
-)
+ATTACKS = ("\x1b]52;c;ZXZpbA==\x1b\\", "\x9b2J", "a\rb", "\x1b]0;t\x07", "\x00", "\x7f", "\u202egnp.exe")
 
 
 @pytest.mark.parametrize("attack", ATTACKS)

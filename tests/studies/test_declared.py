@@ -4,11 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from abstain.core.errors import AbstainError
-from studies.declared import VARIED, Grid, Size, load_experiment
+from studies.declared import load_experiment
 from tests.conftest import ROOT
 from tests.studies.builders import DECLARED, declared, write_study
 
@@ -44,17 +42,6 @@ def test_list_cells_are_unique_and_grouped_by_features() -> None:
     assert study.select_tables(("9", "2")) == ["2", "9"]
     with pytest.raises(AbstainError, match="no table '13': there are headline, regressors, 2, 3"):
         study.list_cells(("13",))
-
-
-@given(
-    tokens=st.lists(st.integers(1, 30), min_size=1, max_size=5),
-    where=st.lists(st.sampled_from(["entropy", "random"]), min_size=1, max_size=3),
-)
-def test_grid_cells_are_a_product_without_repetition(tokens: list[int], where: list[Any]) -> None:
-    grid = Grid(tokens=tuple(tokens), where=tuple(where))
-    cells = grid.list_cells(Size(train=2, evaluation=2))
-    assert len(cells) == len(set(cells)) == len(set(tokens)) * len(set(where))
-    assert set(grid.varied_keys) <= set(VARIED)
 
 
 def test_resize_changes_sizes_by_name() -> None:

@@ -11,7 +11,7 @@ from abstain.core.errors import AbstainError
 from studies.cell import ExperimentRunner
 from studies.results import ResultStore, file_digests, get_cell_inputs
 from tests.llm.builders import save_speaking_model, save_tiny_model
-from tests.studies.builders import DECLARED, EVALUATION, TRAIN, declared, tiny_models, write_data
+from tests.studies.builders import DECLARED, TRAIN, declared, tiny_models, write_data
 
 pytestmark = pytest.mark.soak(twin="test_study_computes_its_cells_and_writes_its_report")
 
@@ -102,12 +102,3 @@ def test_result_store_reads_back_unless_damaged(tmp_path: Path) -> None:
         assert json.loads(file.read_text())["decided_by"]["cell"] == {"tokens": 2}
         file.write_bytes(content)
         assert results.read(key) is None
-
-
-def test_file_digests_missing_file_is_named(model: Path, data: Path, tmp_path: Path) -> None:
-    study = laboratory(model, data, tmp_path).experiment
-    with pytest.raises(AbstainError, match="nowhere is no folder"):
-        file_digests(study, tmp_path / "nowhere")
-    (data / EVALUATION).unlink()
-    with pytest.raises(AbstainError, match=f"has no file {EVALUATION}"):
-        file_digests(study, data)

@@ -1,9 +1,5 @@
-import json
-import os
 import signal
 import subprocess
-import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,44 +8,13 @@ import pytest
 from typer.testing import CliRunner
 
 from abstain.core.errors import AbstainError
+from abstain_tasks.server.addresses import post
 from studies.run import app
 from tests.conftest import Project, new_project, read_json
 from tests.llm.builders import save_speaking_model
 from tests.studies.builders import BAD, DECLARED, declared, tiny_models, write_data, write_study
 
 RUN = ("python", "-m", "studies.run")
-RUNS = """
-import json, sys
-from datetime import datetime, UTC
-from pathlib import Path
-begun = datetime.now(UTC)  # other tests' tasks are on the same server
-from abstain_tasks.server import prepare_environment, server_for_run
-prepare_environment()
-with server_for_run():
-    from studies.flow import study
-from prefect.artifacts import Artifact
-from prefect.client.orchestration import get_client
-from abstain.core.errors import AbstainError
-
-def run():
-    done = study("small.yaml", "data", out="report")
-    return [done.cells, done.computed, *(file.read_text() for file in sorted(Path("report").iterdir()))]
-
-seen = {"rest": run(), "second": run()}
-files = (Path(sys.argv[1]) / "studies" / "small").glob("*.json")
-one = next(file for file in files if json.loads(file.read_text())["result"]["cell"]["tokens"] == 3)
-before = json.loads(one.read_text())
-one.unlink()
-seen |= {"without_a_file": run(), "before_and_again": [before, json.loads(one.read_text())]}
-try:
-    study("bad.yaml", "data", out="report")
-except AbstainError as error:
-    seen["error"] = str(error)
-with get_client(sync_client=True) as client:
-    tasks = [task for task in client.read_task_runs() if task.start_time and task.start_time >= begun]
-seen["tasks"] = [[task.name, task.state.type.value] for task in tasks]
-print("seen", json.dumps(seen | {"artifact": Artifact.get("study").data}))
-"""
 
 
 def test_run_study_wrong_arguments_are_one_line(tmp_path: Path) -> None:
@@ -58,6 +23,7 @@ def test_run_study_wrong_arguments_are_one_line(tmp_path: Path) -> None:
         ((str(tmp_path / "none.yaml"), "--data", data), "none.yaml is missing"),
         (("none", "--data", data), "studies/none.yaml is missing"),
         ((file, "--data", str(tmp_path / "nowhere")), "nowhere is no folder: say with --data"),
+        ((file, "--data", str(tmp_path)), "has no file train.jsonl"),
         ((file, "--data", data, "--table", "3"), "no table '3': there are headline, 2, 12"),
         ((file, "--data", data, "--size", "tiny=5"), "--size tiny=5: give NAME=TRAIN,EVALUATION"),
         ((file, "--data", data, "--size", "huge=5,5"), "no size 'huge': there are tiny"),
@@ -105,68 +71,45 @@ def test_study_computes_its_cells_and_writes_its_report(tmp_path: Path, prefect_
         assert any(result["computed"][step]["forward_tokens"] > 0 for result in results), step
 
 
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> tuple[Project, dict[str, Any]]:
-    """A study killed after its first cell; then the rest, again, without a cell, and with a bad one."""
-    project, models = make_project(tmp_path_factory.mktemp("study"), prefect_server)
-    command = [sys.executable, "-m", "studies.run", "small.yaml", "--data", "data"]
-    process = project.start(command, stderr=subprocess.STDOUT)
-    patience = threading.Timer(240, process.kill)
-    patience.start()
-    assert process.stdout is not None
-    seen = []
-    for line in process.stdout:
-        seen.append(line)
+@pytest.mark.slow
+@pytest.mark.soak(twin="test_study_computes_its_cells_and_writes_its_report")
+def test_study_killed_run_continues_and_bad_cell_is_a_gap(tmp_path: Path, prefect_server: str) -> None:
+    project, models = make_project(tmp_path, prefect_server)
+    killed = project.start([*RUN, "small.yaml", "--data", "data"], stderr=subprocess.STDOUT)
+    for line in killed.stdout or ():
         if line.startswith("1 of 2: ") and line.endswith(": ran\n"):
-            os.kill(process.pid, signal.SIGKILL)
-    patience.cancel()
-    assert process.wait() == -signal.SIGKILL, "".join(seen)
-    killed_at = len(list((project.home / "studies" / "small").glob("*.json")))
-    bad = write_study(project.root, models=models, tables={**DECLARED["tables"], "11": BAD})
-    bad.rename(project.root / "bad.yaml")
-    write_study(project.root, models=models)
-    done = project.command(["python", "-c", RUNS, str(project.home)])
-    assert done.returncode == 0, done.stdout + done.stderr
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("seen "))
-    return project, {"killed_at": killed_at, **json.loads(line.removeprefix("seen "))}
+            killed.kill()
+    assert killed.wait() == -signal.SIGKILL
+    cells, report = project.home / "studies" / "small", project.root / "report"
+    assert len(list(cells.glob("*.json"))) == 1
+    reports = []
+    for computed in (1, 0, 1):
+        done = project.command([*RUN, "small.yaml", "--data", "data", "--out", "report"])
+        assert f"2 cells, {computed} of them computed now" in done.stdout, done.stdout + done.stderr
+        reports.append((report / "report.md").read_text())
+        (file,) = (file for file in cells.glob("*.json") if read_json(file)["result"]["cell"]["tokens"] == 3)
+        again = read_json(file)
+        if computed == 0:
+            before = again
+            file.unlink()
+    assert reports[0] == reports[1] and before["result"]["computed"]["perturbing"]["forward_tokens"] > 0
+    assert {cost["forward_tokens"] for cost in again["result"]["computed"].values()} == {0}
+    assert before["decided_by"] == again["decided_by"]
+    assert before["result"] | {"computed": 0} == again["result"] | {"computed": 0}
 
-
-@pytest.mark.slow
-@pytest.mark.soak(twin="test_study_computes_its_cells_and_writes_its_report")
-def test_study_killed_run_continues_computed_cells_are_cached(ran: tuple[Project, dict[str, Any]]) -> None:
-    _, seen = ran
-    assert seen["killed_at"] == 1
-    assert [seen[run][:2] for run in ("rest", "second", "without_a_file")] == [[2, 1], [2, 0], [2, 1]]
-    assert seen["rest"][2:] == seen["second"][2:], "the same report"
-    before, after = seen["before_and_again"]
-    assert before["result"]["computed"]["perturbing"]["forward_tokens"] > 0
-    assert {cost["forward_tokens"] for cost in after["result"]["computed"].values()} == {0}
-    assert before["decided_by"] == after["decided_by"]
-    assert before["result"] | {"computed": 0} == after["result"] | {"computed": 0}
-
-
-@pytest.mark.slow
-@pytest.mark.soak(twin="test_study_computes_its_cells_and_writes_its_report")
-def test_study_failed_cell_leaves_a_named_gap_and_failed_task(ran: tuple[Project, dict[str, Any]]) -> None:
-    project, seen = ran
-    error = seen["error"]
-    assert error.startswith("A508: 1 of 3 cells could not be computed, the first one, embedded by absent, K = 2")
+    write_study(project.root, models=models, tables={**DECLARED["tables"], "11": BAD})
+    failed = project.command([*RUN, "small.yaml", "--data", "data", "--out", "report"])
+    (error,) = failed.stderr.strip().splitlines()
+    assert failed.returncode == 1 and error.startswith(
+        "error A508: 1 of 3 cells could not be computed, the first one, "
+    )
     assert "model 'nobody/no-such-model' cannot be found" in error and "report.md has the others" in error
-    report = read_json(project.root / "report" / "report.json")
-    tables = report["tables"]
-    assert len(report["missing"]) == len(tables["11"]["missing"]) == 1
+    tasks = post(f"{prefect_server}/task_runs/filter", {"task_runs": {"name": {"like_": "embedded by absent"}}})
+    assert [task["state_type"] for task in tasks] == ["FAILED"]
+    tables = read_json(report / "report.json")["tables"]
     missing, done, paper = tables["11"]["rows"]
     assert "auroc" not in missing and "nobody/no-such-model" in missing["missing"]
     assert 0 <= done["withheld"] <= 1 and done["perturbation"] == "embedded" and paper["of"] == "paper"
     assert not tables["2"]["missing"] and not tables["headline"]["missing"]
     baselines = {line["baseline"] for line in tables["headline"]["baselines"][0]["baselines"]}
     assert baselines >= {"sequence_log_prob", "yes_score", "length_only"}
-    tasks = [tuple(task) for task in seen["tasks"] if " by " in task[0]]
-    good = "embedded by embedded, K = 3, random, single shot, cosine, random forest, 12 + 6"
-    assert tasks.count((good, "COMPLETED")) == 4
-    assert [state for name, state in tasks if "absent" in name] == ["FAILED"]
-    assert seen["artifact"] == (project.root / "report" / "report.md").read_text()
-    bad = project.command([*RUN, "bad.yaml", "--data", "data", "--table", "11", "--out", "of-bad"])
-    assert bad.returncode == 1 and len(bad.stderr.strip().splitlines()) == 1
-    assert bad.stderr.startswith("error A508: 1 of 2 cells") and "of-bad/report.md" in bad.stderr
-    assert list(read_json(project.root / "of-bad" / "report.json")["tables"]) == ["11"]

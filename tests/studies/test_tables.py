@@ -1,9 +1,6 @@
-import json
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from abstain.core.errors import AbstainError
 from studies.declared import Experiment
@@ -117,13 +114,3 @@ def test_tabulate_counts_cells_tokens_and_dropped_columns(study: Experiment) -> 
     assert f"| all cells | {1234 * len(cells):,} |" in text
     assert "missing in all training rows: B.context (nll_mean) (all cells)" in text
     assert "the same in all training answers: N.instruction (nll_max) (all cells)" in text
-
-
-@given(auroc=st.floats(0, 1), share=st.sampled_from([None, 0.0, 1.0]))
-def test_tabulate_report_is_json(auroc: float, share: float | None) -> None:
-    study = declared()
-    results = {cell: result(study, cell, auroc) for cell in study.list_cells()}
-    for row in results.values():
-        row["by_threshold"][0]["positive"] = share
-    report = tabulate(study, (), {cell: CellOutcome(row) for cell, row in results.items()}, FILES)
-    assert to_markdown(json.loads(json.dumps(report, allow_nan=False))) == to_markdown(report)

@@ -1,15 +1,11 @@
 """The reviewer of the sample; that every wording of the recorded answers is read as before, the shipped rows show."""
 
-from datetime import date
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from benchmarks.sample.catalogue import topics
 from benchmarks.sample.handbook import Fact, build_handbook
 from benchmarks.sample.judge import is_answerable, review_answer
-from benchmarks.sample.values import Value, phrase, quantities, write
+from benchmarks.sample.values import Value, phrase
 
 pytestmark = pytest.mark.soak(twin="test_sample_command_writes_recorded_data")
 
@@ -32,15 +28,6 @@ KNOWN = [
 ]
 PAGE = "Ember Card > Fees\n| Fee | Amount |\n|---|---|\n" + "\n".join(known.source for known in KNOWN[:4])
 SIBLINGS_PAGE = "Raven Card > Fees\n| Fee | Amount |\n|---|---|\n" + "\n".join(known.source for known in KNOWN[4:])
-AMOUNTS: dict[str, st.SearchStrategy[float]] = {
-    "euros": st.integers(0, 10**9).map(lambda n: n / 100),
-    "percent": st.integers(0, 100_000).map(lambda n: n / 100),
-    "days": st.integers(0, 5000).map(float),
-    "years": st.integers(0, 5000).map(float),
-    "clock": st.integers(0, 24 * 60 - 1).map(float),
-    "date": st.dates(date(1900, 1, 1), date(2999, 12, 31)).map(lambda day: float(f"{day:%Y%m%d}")),
-    "number": st.integers(0, 10**9).map(lambda n: n / 100),
-}
 
 
 def verdict(asked: Fact, answer: str, *contexts: str) -> str:
@@ -104,10 +91,3 @@ def test_review_answer_sentences_of_the_handbook() -> None:
                     answer = other.sentence.replace(other.product, asked.product)
                     assert not review_answer(asked.asks[0], asked, texts, answer, known).fit_to_show, answer
     assert tried > 300
-
-
-@given(st.lists(st.one_of([st.tuples(st.just(unit), amounts) for unit, amounts in AMOUNTS.items()]), max_size=3))
-def test_quantities_reads_back_written_values(pairs: list[tuple[str, float]]) -> None:
-    text = "".join(f"It is {write(*pair)}, or so. " for pair in pairs)
-    values = (("months", amount * 12) if unit == "years" else (unit, amount) for unit, amount in pairs)
-    assert quantities(text) == [Value(*value) for value in values]

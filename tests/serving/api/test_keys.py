@@ -40,14 +40,6 @@ def ask(client: GateClient, key: str) -> int:
     return client.post("/v1/gate", json=ASKED, headers=bearer(key)).status_code
 
 
-def test_review_is_of_the_name_of_its_key(guarded: GateClient, file: Path) -> None:
-    key, line = create_key("ann", ["review"])
-    replace(file, line)
-    review = {"feedback_id": "f-2", "interaction_id": "i-1", "complete": True, "correct": True, "truthful": True}
-    for body, outcome in ((review, "recorded"), ({**review, "reviewer": "ann"}, "duplicate")):
-        assert guarded.post("/v1/feedback", json=body, headers=bearer(key)).json()["outcome"] == outcome
-
-
 def test_keys_overlap_while_one_replaces_the_other(guarded: GateClient, file: Path, asker: str) -> None:
     old = file.read_text().splitlines()[-1]
     new_key, new = create_key("assistant", ["ask"])

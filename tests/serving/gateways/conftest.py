@@ -1,8 +1,8 @@
 """Gate servers whose release shows one answer and withholds another, and the requests that gateways send."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ import pytest
 from abstain.config.settings import Settings
 from abstain.core import paths
 from abstain.core.contracts import Context
-from abstain.data.decision_log.log import DecisionLog
 from abstain.serving.gate import Gate
-from tests.data.decision_log import builders
+from abstain.serving.service.gate_service import GateService
+from tests.data.decision_log.builders import open_log
 from tests.serving.builders import GUARANTEE, release
 from tests.serving.clients import GateClient
 from tests.serving.conftest import Connect, MadeUpReleases, MakeService, open_service
@@ -47,24 +47,24 @@ def answers(decided: tuple[Path, Answers]) -> Answers:
 
 
 @pytest.fixture
-def open_log(tmp_path: Path) -> Iterator[Callable[[], DecisionLog]]:
-    """Open the one log again, as another process would."""
-    with ExitStack() as stack:
-
-        def open_again() -> DecisionLog:
-            log = builders.open_log(f"sqlite:///{tmp_path / 'log.sqlite'}")
-            stack.callback(log.close)
-            return log
-
-        yield open_again
+def log_options() -> dict[str, Any]:
+    return {}
 
 
 @pytest.fixture
-def make_worker(decided: tuple[Path, Answers], settings: Settings, open_log: Callable[[], DecisionLog]) -> MakeService:
-    """A worker of the server, with these serve settings; all workers share the log."""
+def make_worker(
+    decided: tuple[Path, Answers], settings: Settings, tmp_path: Path, log_options: dict[str, Any]
+) -> Iterator[MakeService]:
+    """A worker of the server, with these serve settings; each opens the one log, as another process would."""
     releases = MadeUpReleases()
     releases.promote("v1.0.0", decided[0] / paths.RELEASED_ONNX.name)
-    return lambda **changes: open_service(releases, open_log(), settings, **{"withheld_text": WITHHELD, **changes})
+    with ExitStack() as stack:
+
+        def make(**changes: Any) -> GateService:
+            log = stack.enter_context(closing(open_log(f"sqlite:///{tmp_path / 'log.sqlite'}", **log_options)))
+            return open_service(releases, log, settings, **{"withheld_text": WITHHELD, **changes})
+
+        yield make
 
 
 @pytest.fixture

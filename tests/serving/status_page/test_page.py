@@ -19,13 +19,12 @@ from abstain.core.contracts import Review
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log import queries
 from abstain.data.decision_log.monitoring_windows import Alarm, MonitoringWindow, write_windows
-from abstain.data.decision_log.queue import SampledAnswer, fill_queue
 from abstain.ingest.sources.decision_log import DecisionLogSource
 from abstain.serving.service.gate_service import GateService
 from abstain.serving.service.keys import ApiKeys, create_key
 from abstain.serving.status_page.status_data import ReviewStatistics
 from tests.data.decision_log.builders import decision, make_window_statistics, url_of
-from tests.factories import cited, interaction, review
+from tests.factories import interaction, review
 from tests.learning.thresholds.builders import make_guarantee
 from tests.serving.builders import MISSING_GUARANTEE
 from tests.serving.conftest import MadeUpReleases, MakeRelease, MakeService
@@ -38,13 +37,7 @@ from tests.serving.status_page.builders import (
 
 pytestmark = pytest.mark.heavy
 
-HOSTILE = [
-    "<script>alert(1)</script>",
-    "\"'><img src=x onerror=alert(1)>",
-    "</textarea></title><h1>",
-    "{{ 7 * 7 }} {% raise %}",
-    "&lt;b&gt; &amp;",
-]
+SCRIPT, IMAGE = "<script>alert(1)</script>", "\"'><img src=x onerror=alert(1)>"
 TRIED = {"question": "What is the fee?", "contexts": "There is no fee.\n\nAsk.", "answer": "None, é 😀."}
 CRITERIA = {"complete": "yes", "correct": "no", "truthful": "yes"}
 GUARANTEE = make_guarantee().message
@@ -137,13 +130,13 @@ def test_status_shows_monitoring_windows(service: GateService, page: TestClient)
         statistics = make_window_statistics(**fields | changes)
         return MonitoringWindow("v1.2.0", begin, begin + timedelta(days=3), statistics, alarms)
 
-    alarm = Alarm(Code.INPUT_DRIFT, f"contexts differ {HOSTILE[1]}", (HOSTILE[0], "i-2"))
+    alarm = Alarm(Code.INPUT_DRIFT, f"contexts differ {IMAGE}", (SCRIPT, "i-2"))
     windows = [make_window(2), make_window(5, coverage=None, precision=None), make_window(8, alarm)]
     write_windows(service.log.database, windows)
     with TestClient(make_server(service, ApiKeys())) as page:  # what the other page has read is cached
         reply = page.get("/")
     text, content = get_text(reply), parse(reply)
-    for part in ("input drift", "A703", "contexts differ", Code.INPUT_DRIFT.remedy, HOSTILE[0], "75.0 %", "87.5 %"):
+    for part in ("input drift", "A703", "contexts differ", Code.INPUT_DRIFT.remedy, SCRIPT, "75.0 %", "87.5 %"):
         assert part in text
     assert content.find("script") is None and content.find("img") is None
     chart = content.find("svg", {"aria-labelledby": "history-title history-desc"})
@@ -213,19 +206,6 @@ def test_status_notes_a_removed_log(service: GateService, page: TestClient, tmp_
         file.unlink()
     service.log.record_decision(decision("new")).result()
     assert "was removed or replaced" in get_text(page.get("/"))
-
-
-def test_pages_show_texts_as_text(service: GateService, page: TestClient) -> None:
-    for number, text in enumerate([*HOSTILE, "\u05e9\u05dc\u05d5\u05dd \u202eabc", "long " * 5000, "x" * 20_000]):
-        texts = {"question": text, "answer": text, "contexts": cited(text)}
-        service.log.record_decision(withheld(f"w-{number}", **texts)).result()
-        queued = SampledAnswer(interaction(f"q-{number}", **texts), 1.0)
-        fill_queue(service.log.database, [queued], (), datetime.now(UTC))
-        replies = [page.get(address) for address in ("/", f"/review?id=w-{number}", f"/review?id=q-{number}")]
-        for reply in (*replies, send(page, "/try", question=text, answer=text[:99])):
-            assert reply.status_code == 200
-            assert not parse(reply).find_all(["script", "img", "iframe"]) and len(parse(reply).find_all("h1")) == 1
-            assert text[:90].strip() in html.unescape(reply.text)
 
 
 def test_review_opens_any_id(service: GateService, page: TestClient) -> None:

@@ -27,10 +27,3 @@ def test_log_in_ends_the_oldest_session(monkeypatch: pytest.MonkeyPatch) -> None
     sessions = Sessions(ApiKeys(text=LINE))
     names = [sessions.log_in(KEY) for _ in range(5)]
     assert [sessions.get_visitor(name) is not None for name in names] == [False, False, True, True, True]
-
-
-def test_sessions_and_form_tokens_are_unique() -> None:
-    sessions = Sessions(ApiKeys(text=LINE))
-    visitors = [sessions.get_visitor(sessions.log_in(KEY)) for _ in range(20)]
-    assert len({visitor.session for visitor in visitors}) == len({visitor.form_token for visitor in visitors}) == 20
-    assert len({Sessions(ApiKeys()).make_form_token("") for _ in range(5)}) == 5, "nor do two servers share one"
