@@ -159,19 +159,16 @@ def test_gpu_equality_detects_wrong_log_probabilities(monkeypatch: pytest.Monkey
     assert broken == {"nll", "choices", "answers", "beams"}
 
 
-def test_memory_benchmark_measures_each_step(run: Callable[..., str]) -> None:
-    output = run("benchmarks.memory", "--rows", "20", "--width", "64", "--architectures", "linear")
-    assert "| assemble |" in output and "| train linear," in output
-
-
-def test_probe_benchmark_times_an_exported_file(run: Callable[..., str]) -> None:
-    output = run("benchmarks.probe", "--widths", "32", "--repeats", "1", "--architectures", "linear")
-    assert len(re.findall(r"^\| linear \| 32 \|", output, re.MULTILINE)) == 2
-
-
-def test_retrieval_benchmark_compares_both_indexes(run: Callable[..., str]) -> None:
-    output = run("benchmarks.retrieval", "--parts", "latency", "--chunks", "500", "--queries", "10")
-    assert output.count("| pgvector |") == 4
+@pytest.mark.parametrize(
+    ("command", "row", "count"),
+    [
+        ("memory --rows 20 --width 64 --architectures linear", r"\| (assemble \||train linear,)", 2),
+        ("probe --widths 32 --repeats 1 --architectures linear", r"^\| linear \| 32 \|", 2),
+        ("retrieval --parts latency --chunks 500 --queries 10", r"\| pgvector \|", 4),
+    ],
+)
+def test_benchmark_prints_a_row_for_each_case(run: Callable[..., str], command: str, row: str, count: int) -> None:
+    assert len(re.findall(row, run(*f"benchmarks.{command}".split()), re.MULTILINE)) == count
 
 
 def test_ingest_benchmark_makes_rows_of_which_some_are_broken() -> None:

@@ -185,9 +185,9 @@ def table(said: str, heading: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
-def run_main(folder: Path, rows: list[dict[str, Any]], capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def run_main(folder: Path, rows: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> str:
     write_records(folder / FILE.name, *rows)
-    real_verdicts.main([str(folder), "--splits", "4", "--divisions", "2", "--rounds", *arguments])
+    real_verdicts.main([str(folder), "--splits", "4", "--divisions", "2", "--rounds", "3"])
     return capsys.readouterr().out
 
 
@@ -197,9 +197,9 @@ def test_real_verdicts_later_rounds_do_not_change_earlier_ones(
 ) -> None:
     monkeypatch.setattr(real_verdicts, "N_RESAMPLES", 50)
     rows = make_records((1, 2, 3, 8))
-    said = run_main(tmp_path, rows, capsys, "3")
-    assert said == run_main(tmp_path, flip_verdicts(rows, 8), capsys, "3")
-    assert said != run_main(tmp_path, flip_verdicts(rows, 3), capsys, "3")
+    said = run_main(tmp_path, rows, capsys)
+    assert said == run_main(tmp_path, flip_verdicts(rows, 8), capsys)
+    assert said != run_main(tmp_path, flip_verdicts(rows, 3), capsys)
     for target, _, made, shown, precision, stands in table(said, "Without shift"):
         assert re.fullmatch("[1-4] of 4", made) and 0.3 < float(shown) < 1 and float(precision) > float(target) - 0.1
         assert stands in ("75%", "100%")
@@ -209,15 +209,12 @@ def test_real_verdicts_later_rounds_do_not_change_earlier_ones(
     assert {row[2] for row in table(said, "the probabilities:")} == {"120", "80", "40", "60"}
 
 
-def replay_of(folder: Path, rows: list[dict[str, Any]]) -> Replay:
-    made = Replay.from_file(write_records(folder / FILE.name, *rows), PARAMS)
-    return replace(made, kind="linear")  # a hundredth of the time
-
-
 @pytest.mark.heavy
 def test_replay_weeks_only_retrained_versions_follow(tmp_path: Path) -> None:
     rows = flip_verdicts(make_records(range(1, 7)), TURNED)
-    turned = {(week, policy): found for week, policy, found in replay_weeks(replay_of(tmp_path, rows), WEEKS)}
+    replay = Replay.from_file(write_records(tmp_path / FILE.name, *rows), PARAMS)
+    replay = replace(replay, kind="linear")  # a hundredth of the time
+    turned = {(week, policy): found for week, policy, found in replay_weeks(replay, WEEKS)}
     before, after = turned[TURNED - 1, "never retrained"], turned[TURNED, "never retrained"]
     assert before.alarms == [] and before.precision > 0.65
     assert after.alarms == ["guarantee violated", "calibration off"] and after.precision < 0.5

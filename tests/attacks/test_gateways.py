@@ -7,6 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
+from abstain.core.codes import Code
+from abstain.data.decision_log import queries
 from tests.attacks.conftest import Count
 from tests.serving.clients import GateClient
 from tests.serving.gateways.conftest import QUESTION, Answers, Connect, make_registration
@@ -89,4 +91,6 @@ def test_gateway_withholds_too_many_answers(connect: Connect, answers: Answers, 
     for number, (gateway, body) in enumerate(bodies):
         sent = send(client, gateway, body, f"odd-{number}")
         repelled += sent.status_code == 422 or not is_shown(gateway, sent.json())
+    assert client.count_decisions() == {"unavailable": 3}
+    assert {logged.code for logged in queries.list_withheld(client.service.log.database, 5)} == {Code.TOO_LARGE}
     assert_repelled("too many answers in a request", len(bodies), repelled)

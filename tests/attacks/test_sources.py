@@ -7,8 +7,6 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -68,6 +66,10 @@ class Web(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
         threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
+    def __exit__(self, *error: object) -> None:
+        self.shutdown()
+        super().__exit__(*error)
+
 
 class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
@@ -89,16 +91,9 @@ class _Handler(BaseHTTPRequestHandler):
         """Nothing on the terminal."""
 
 
-@contextmanager
-def serving(content: bytes = b"") -> Iterator[Web]:
-    with Web(content) as web:
-        yield web
-        web.shutdown()
-
-
 def test_deliver_follows_no_redirect(assert_repelled: Count) -> None:
     refused = 0
-    with serving() as receiver, serving() as inner:
+    with Web() as receiver, Web() as inner:
         places = [f"{inner.url}/latest/meta-data", f"{receiver.url}/elsewhere", "file:///etc/passwd"]
         for receiver.status in REDIRECTS:
             for receiver.to in places:
@@ -111,7 +106,7 @@ def test_deliver_follows_no_redirect(assert_repelled: Count) -> None:
 
 def test_source_follows_no_redirect_to_another_host(assert_repelled: Count) -> None:
     line, refused = json.dumps(row("secret")).encode(), 0
-    with serving(line) as outer, serving(line) as inner:
+    with Web(line) as outer, Web(line) as inner:
         (source,) = make_explicit_sources([f"{outer.url}/begin.jsonl"])
         places = [f"{inner.url}/x.jsonl", "http://169.254.169.254/x", f"http://localhost:{inner.server_port}/x.jsonl"]
         for outer.status in REDIRECTS:

@@ -5,9 +5,8 @@ import pytest
 from abstain.config.params import Params
 from abstain.config.settings import Settings
 from abstain.core.errors import AbstainError
-from abstain.llm.engine.engine import Engine
 from abstain.llm.signals.entailment import Entailment
-from benchmarks.latency import Latency, measure_latencies
+from benchmarks.latency import measure_latencies
 from tests.checkout import shipped_params
 from tests.llm.builders import WINDOW, make_params, save_tiny_model
 from tests.llm.conftest import settings
@@ -49,22 +48,3 @@ def test_measure_latencies_times_every_scorer(
     assert not Path(settings.features).exists(), "the team's own cache is neither read nor written"
     with pytest.raises(AbstainError, match="no answer to time fits"):
         measure_latencies(params, settings, [LONG])
-
-
-def test_latency_p99_of_few_times_is_the_longest() -> None:
-    assert Latency((1.0, 2.0, 9.0)).p99 == 9.0 and Latency((1.0, 2.0, 9.0)).mean == 4.0
-    assert Latency(tuple(float(n) for n in range(101))).p99 == 99.0
-
-
-@pytest.mark.heavy
-def test_measure_latencies_shares_nothing_between_answers(
-    params: Params, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engines: list[Engine] = []
-    run = Engine.run
-    monkeypatch.setattr(Engine, "run", lambda self, asked, tell=None: engines.append(self) or run(self, asked))
-    tokens = []
-    for rows in range(1, 4):
-        measure_latencies(params, settings, [SHORT] * rows)
-        tokens.append(engines[-1].stats.forward_tokens)
-    assert tokens[2] - tokens[1] == tokens[1] - tokens[0] > 0, "an equal answer costs as much again"

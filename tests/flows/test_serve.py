@@ -114,19 +114,6 @@ def test_serve_feedback_is_ingested_and_erased(
     assert known.question.encode() not in read_log(project)
 
 
-def test_serve_before_first_version_is_unavailable(shipped: Project, tmp_path: Path) -> None:
-    empty = Project(tmp_path / "checkout", tmp_path / "home")
-    for folder in (empty.home, tmp_path / "empty"):
-        folder.mkdir()
-    shipped.git("clone", "-q", str(shipped.root), str(empty.root))
-    done = empty.abstain("serve", "--host", "0.0.0.0")
-    assert done.returncode == 1 and "abstain key" in done.stdout + done.stderr
-    with serve(empty, is_live=False) as client:
-        assert client.get("/healthz").status_code == 200 and client.get("/readyz").status_code == 503
-        decision = client.post("/v1/gate", json={"question": "?", "contexts": ["c"], "answer": "a"}).json()
-        assert (decision["decision"], decision["show"]) == ("unavailable", False)
-
-
 def abstain(project: Project, *arguments: str) -> str:
     done = project.abstain(*arguments)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -144,7 +131,10 @@ def test_review_queue_answers_are_ingested_with_weight(small_project: Project) -
     key, line = create_key("ann", ["review"])
     (small_project.home / "keys").write_text(f"{line}\n")
     keys = {"ABSTAIN_SERVE_KEYS_FILE": str(small_project.home / "keys")}
+    done = small_project.abstain("serve", "--host", "0.0.0.0")
+    assert done.returncode == 1 and "abstain key" in done.stdout + done.stderr
     with serve(small_project, is_live=False, **keys) as client, headless() as browser:
+        assert [client.get(path).status_code for path in ("/healthz", "/readyz")] == [200, 503]
         page = browser.new_context(java_script_enabled=False, base_url=str(client.base_url)).new_page()
         page.set_default_timeout(60 * SECONDS)
         page.goto("/")

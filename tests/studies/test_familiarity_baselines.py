@@ -8,9 +8,9 @@ from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.tokenization import encode_prompt
 from abstain.llm.familiarity.masking import MASK
 from abstain.llm.features.feature_store import FeatureStore
-from studies import familiarity_baselines, similarity
+from studies import familiarity_baselines
 from studies.familiarity_baselines import BASELINES, FamiliarityBaselines, Instruction
-from studies.similarity import bert_score, mean_similarity
+from studies.similarity import bert_score
 from tests.llm.builders import plain_forward, tiny_model
 from tests.llm.conftest import settings, tiny_folder
 
@@ -97,15 +97,3 @@ def test_bert_score_is_the_f1_of_the_best_matches() -> None:
     one, other = np.eye(4)[:2], np.eye(4)[[0, 2, 3]]
     assert bert_score(one, one) == 1.0
     assert bert_score(one, other) == pytest.approx(2 * (1 / 2) * (1 / 3) / (1 / 2 + 1 / 3))
-
-
-@pytest.mark.slow
-def test_mean_similarity_of_paraphrases_is_higher() -> None:
-    same = ["The fee is five euros.", "The fee is 5 euros.", "It costs five euros."]
-    other = ["The fee is five euros.", "A probe orbits Saturn.", "Whales sing."]
-    for by in ("tokens", "sentence"):
-        assert 1 >= mean_similarity(same, by) > mean_similarity(other, by) + 0.1
-        assert mean_similarity(["Whales sing."] * 3, by) == pytest.approx(1, abs=1e-5)
-        assert np.isnan(mean_similarity(["Whales sing.", " "], by))
-    (tokens,) = similarity._encoder().encode_tokens(["whales sing"])
-    assert len(tokens) == 2

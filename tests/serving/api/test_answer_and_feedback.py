@@ -5,7 +5,6 @@ from unittest.mock import Mock
 import pytest
 
 from abstain.core.codes import Code
-from abstain.core.contracts import Review, Thumb
 from abstain.core.errors import AbstainError
 from tests.serving.clients import GateClient, make_keys
 from tests.serving.conftest import Connect
@@ -58,18 +57,6 @@ def test_answer_stream_is_retracted_where_the_log_fails(client: GateClient, monk
 def test_answer_without_room_is_not_written(client: GateClient) -> None:
     rejected = client.post("/v1/answer", json={**QUESTION, "max_new_tokens": 1000})
     assert rejected.status_code == 422 and rejected.json()["code"] == "A203"
-
-
-def test_feedback_is_recorded_once_by_its_id(client: GateClient) -> None:
-    thumb = {"feedback_id": "f-1", "interaction_id": "i-1", "thumb": "down", "user": "ann", "comment": "no"}
-    assert client.post("/v1/feedback", json=thumb).json() == {"feedback_id": "f-1", "outcome": "recorded"}
-    assert client.post("/v1/feedback", json=thumb).json()["outcome"] == "duplicate"
-    assert client.post("/v1/feedback", json={**thumb, "thumb": "up"}).status_code == 409
-    review = {"feedback_id": "f-2", "interaction_id": "i-1", "reviewer": "bob"}
-    review |= {"complete": True, "correct": False, "truthful": True}
-    assert client.post("/v1/feedback", json=review).json()["outcome"] == "recorded"
-    client.decide(interaction_id="i-1")
-    assert {type(row) for row in client.read_decision("i-1").feedback} == {Thumb, Review}
 
 
 def test_feedback_of_no_kind_is_rejected(client: GateClient) -> None:

@@ -8,7 +8,6 @@ import pytest
 from abstain.config.serve_settings import GatewayPaths, KgatewayPaths, load_serve_settings
 from abstain.core.contracts import Context
 from abstain.core.errors import AbstainError
-from abstain.serving.gateways.answers import PassReason, read_answers
 from abstain.serving.gateways.core import GatewayFieldParser, GatewayFields
 
 NOTHING = GatewayFields(**dict.fromkeys(field.name for field in fields(GatewayFields)))
@@ -59,30 +58,3 @@ def test_settings_variable_changes_one_path_or_is_named(monkeypatch: pytest.Monk
         load_serve_settings()
     with pytest.raises(AbstainError, match=r"ABSTAIN_SERVE_LITELLM__CONTEXTS.*JMESPath"):
         GatewayFieldParser("litellm", GatewayPaths(contexts="metadata["))
-
-
-@pytest.mark.parametrize(
-    "choice",
-    [
-        {"message": {"role": "assistant", "content": {"text": "For ever."}}},
-        {"message": {"role": "assistant", "parts": "For ever."}},
-        {"message": {"role": "assistant", "content": {"text": "For ever."}, "tool_calls": [{"id": "t"}]}},
-        {"delta": {"content": "For ever."}},
-        "For ever.",
-    ],
-)
-def test_read_answers_of_another_form_is_an_error(choice: Any) -> None:
-    nothing, unreadable = read_answers({"choices": [{"message": {"content": None}}, choice]})
-    assert nothing is PassReason.NO_TEXT and isinstance(unreadable, AbstainError)
-
-
-@pytest.mark.parametrize(
-    ("message", "reason"),
-    [
-        ({"content": None}, PassReason.NO_TEXT),
-        ({"tool_calls": [{"type": "function"}]}, PassReason.TOOL_CALL),
-        ({"tool_calls": [{"id": "t", "function": {"name": "find"}}]}, PassReason.TOOL_CALL),
-    ],
-)
-def test_read_answers_without_text_pass(message: dict[str, Any], reason: PassReason) -> None:
-    assert read_answers({"choices": [{"message": {"role": "assistant", **message}}]}) == [reason]

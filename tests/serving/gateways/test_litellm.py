@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from abstain.core.codes import Code
-from abstain.data.decision_log import queries
 from tests.serving.clients import GateClient
 from tests.serving.gateways.conftest import (
     CONTEXTS,
@@ -94,17 +93,6 @@ def test_litellm_conversation_without_tries_is_withheld(connect: Connect, answer
         decision = client.read_decision(call_id).decision
         outcomes.append((decision.code, decision.shown))
     assert outcomes == [(None, True), (Code.TOO_MANY_TRIES, False)]
-
-
-def test_litellm_excess_answers_are_withheld_at_once(connect: Connect, answers: Answers) -> None:
-    client = connect(on_unavailable="show", litellm_withheld="replace")
-    ask(client, **WITH_CONTEXTS)
-    assert answer(client, *[answers[0]] * 65) == {"action": "GUARDRAIL_INTERVENED", "texts": [WITHHELD] * 65}
-    assert client.count_decisions() == {"unavailable": 1}
-    (logged,) = queries.list_withheld(client.service.log.database, 5)
-    assert logged.code == Code.TOO_LARGE
-    rejected = client.post(PATH, json=read_recorded("litellm_response", texts=[0] * 5_000))
-    assert rejected.status_code == 422 and len(rejected.json()["errors"]) == 1
 
 
 def test_litellm_contexts_need_entitlements(connect: Connect, answers: Answers) -> None:
