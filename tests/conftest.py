@@ -432,6 +432,14 @@ def small_project(small_template: Project, prefect_server: str, tmp_path: Path) 
     return clone_small(small_template, prefect_server, tmp_path / "small")
 
 
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from tests.browser import headless  # playwright: pytest starts without it
+
+    with headless() as opened:
+        yield opened
+
+
 def read_lock(root: Path) -> dict:
     """`dvc.lock`, parsed."""
     return yaml.safe_load((root / "dvc.lock").read_text())

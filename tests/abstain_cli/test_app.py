@@ -117,7 +117,6 @@ def test_number_option_with_another_value_is_a_usage_error(run: Callable[..., Re
         (["kb", "search", "q", "-k", "0"], "-k"),
         (["score"], "FILE, or --question and --answer"),
         (["score", "-q", "a", "-a", "b", "-c", "c", "--no-context"], "--context and --no-context"),
-        (["score", "file.jsonl", "-c", "c"], "FILE, or --question and --answer"),
         (["generate", "-q", "a", "--top-p", "0"], "top_p"),
         (["generate", "-q", "a", "--temperature", "0.001"], "temperature"),
         (["review", "export", "-o", "nowhere.csv"], ".xlsx"),

@@ -10,8 +10,8 @@ from fastapi.testclient import TestClient
 
 from abstain.serving.service.keys import ROLES, ApiKeys, create_key
 from tests.attacks.conftest import Count
-from tests.serving.api.conftest import MadeUpReleases, MakeRelease, MakeService
 from tests.serving.clients import ASKED, BASE, bearer
+from tests.serving.conftest import MadeUpReleases, MakeRelease, MakeService
 from tests.serving.status_page.builders import make_server
 from tests.serving.status_page.test_page import log_in, token_of
 

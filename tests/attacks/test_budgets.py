@@ -25,8 +25,8 @@ from abstain.serving.service.gate_service import GateService
 from abstain.serving.service.keys import ApiKeys, create_key
 from benchmarks import hostile
 from tests.attacks.conftest import Count
-from tests.serving.api.conftest import MadeUpReleases, MakeRelease, MakeService
 from tests.serving.clients import ASKED
+from tests.serving.conftest import MadeUpReleases, MakeRelease, MakeService
 from tests.serving.status_page.builders import listening, make_server
 
 pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions

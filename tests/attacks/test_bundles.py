@@ -24,7 +24,7 @@ from abstain_tasks.release import bundles, version_source
 from abstain_tasks.release.bundles import fetch_production
 from abstain_tasks.release.version_source import OriginVersionSource
 from tests.attacks.conftest import Count
-from tests.release.events import promotion
+from tests.release.builders import promotion
 from tests.serving.status_page.builders import fused_release
 
 pytestmark = pytest.mark.heavy  # a tiny model is loaded

@@ -142,9 +142,7 @@ def test_ingest_goes_on_with_an_unfit_export(tmp_path: Path, assert_repelled: Co
                 write_lines(export, *content)
             report = ingest(sources, tmp_path / f"data-{number}", params, NOW, validate=accept_all, incremental=True)
             taken.append((report.accepted, report.quarantined, [reason.partition(":")[0] for reason in report.reasons]))
-        assert taken == [(1, 1, [f"{Code.BAD_SETTING} file"]), (0, 0, []), (1, 0, [])], (
-            "it is read again where it changed"
-        )
+        assert taken == [(1, 1, [f"{Code.BAD_SETTING} file"]), (0, 0, []), (1, 0, [])], "read again where changed"
     assert_repelled("exports that stop all sources", len(attempts), len(attempts))
 
 

@@ -32,9 +32,7 @@ def test_write_atomically_syncs_before_rename(tmp_path: Path, monkeypatch: pytes
     for content in (b"old\n", b"newer\n", b"newer\n"):
         write_atomically(file, content)
         assert file.read_bytes() == content
-    assert done == ["4 bytes", "rename", "folder", "6 bytes", "rename", "folder"], (
-        "what is there already is not written"
-    )
+    assert done == ["4 bytes", "rename", "folder", "6 bytes", "rename", "folder"], "none for the same content"
     monkeypatch.setattr(Path, "replace", Mock(side_effect=OSError("disk gone")))
     with pytest.raises(OSError, match="disk gone"):
         write_atomically(file, b"newest\n")

@@ -16,7 +16,7 @@ from abstain_tasks.server.addresses import post
 from tests.conftest import Project, new_project
 from tests.data.decision_log.builders import url_of
 from tests.monitoring.builders import traffic, write_data, write_log
-from tests.release.events import promotion
+from tests.release.builders import promotion
 from tests.tasks.server.test_server import wait_until
 
 pytestmark = pytest.mark.slow

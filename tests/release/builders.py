@@ -1,6 +1,7 @@
 """Evaluation sets with known scorers, and the promotion checks on them."""
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from statistics import NormalDist
 from typing import Any
 
@@ -9,7 +10,9 @@ import numpy as np
 from abstain.config.params import PromotionParams
 from abstain.release.evaluation_set import CANDIDATE, EvaluationSet, PromotionCheck
 from abstain.release.promotion_check import CandidateMeasurements, PromotionDecision, check_candidate
+from abstain.release.registry import RegistryEvent
 from tests.checkout import shipped_params
+from tests.learning.thresholds.builders import make_guarantee
 
 PARAMS = shipped_params().promotion.model_copy(
     update={"max_comparisons": 2, "max_precision_drop": 0.05, "max_error_rate_excess": 0.05}
@@ -95,3 +98,18 @@ def get_failed(decision: PromotionDecision) -> set[str]:
 def get_check(decision: PromotionDecision, name: str) -> PromotionCheck:
     (check,) = (check for check in decision.checks if check.name == name)
     return check
+
+
+def promotion(version: str = "v1.0.0", **changes: Any) -> RegistryEvent:
+    fields: dict[str, Any] = {
+        "action": "promote",
+        "sha256": "0" * 64,
+        "candidate_sha256": "0" * 64,
+        "occurred_at": datetime(2026, 11, 1, tzinfo=UTC),
+        "holdout_sha256": "0" * 64,
+        "reason": "approved by the promotion checks",
+        "guarantee": make_guarantee(),
+        "scorer": "probe",
+        "bundle_sha256": "0" * 64,
+    }
+    return RegistryEvent(**{**fields, "version": version, **changes})

@@ -19,7 +19,7 @@ from abstain.release.registry import (
     parse_version_tags,
 )
 from tests.learning.thresholds.builders import make_missing_guarantee
-from tests.release.events import promotion
+from tests.release.builders import promotion
 
 LATER, LAST = (datetime(2026, 11, day, tzinfo=UTC) for day in (20, 21))
 

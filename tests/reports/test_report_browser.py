@@ -1,6 +1,5 @@
 """The reports in a real browser: whole without a network, readable on a phone, in the dark, and without a mouse."""
 
-from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from abstain.reports.evaluation import render_evaluation
 from abstain.reports.page import render_html
 from abstain.reports.plots import PLOTS, render_plot
 from abstain.reports.theme import DARK, LIGHT
-from tests.browser import headless
 from tests.reports.builders import evaluated
 from tests.reports.data_reports.test_pages import FAILED, HOSTILE, REFUSED, make_report
 
@@ -27,12 +25,6 @@ HEADLINES = {
     "ingest": "Batch rejected, nothing accepted",
 }
 BACKGROUNDS = {"light": "rgb(246, 247, 249)", "dark": "rgb(20, 23, 27)"}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with headless() as opened:
-        yield opened
 
 
 @pytest.fixture(scope="module")

@@ -44,9 +44,6 @@ def test_read_interactions_of_windows_and_of_a_pipe(tmp_path: Path, monkeypatch:
     [
         ('{"interaction_id": "i', "row"),
         (row(question=None), "question"),
-        (row(answer="  "), "answer"),
-        (row(contexts=[{"chunk_id": "c"}]), "contexts.0.text"),
-        (json.dumps(row())[:-1] + ', "answer": "Ten."}', "answer"),
         (json.dumps(row(contexts=CONTEXTS)).replace('"text"', '"text": "x", "text"'), "text"),
         (row(confidence=0.5), "confidence"),
     ],

@@ -217,10 +217,7 @@ THUMBS, REVIEWS = "thumbs: {scores: {a: {1: up}}}", "reviews: {reviewers: all, c
         ("format: langfuse\ninteraction_id: a\nthumbs: {scores: {a: {yes: up}}}", ["quote"]),
         ("format: langfuse\ninteraction_id: a\nthumbs: {scores: {a: {1: good}}}", ["thumbs.scores", "'up' or 'down'"]),
         (f"format: langfuse\ninteraction_id: a\n{THUMBS}\n{REVIEWS}", ["the score 'a'"]),
-        (
-            f"format: langfuse\ninteraction_id: a\n{REVIEWS}".replace("correct", "corect"),
-            ["reviews.criteria", "corect"],
-        ),
+        (f"format: table\ninteraction_id: a\n{REVIEWS}".replace("correct", "corect"), ["reviews.criteria", "corect"]),
     ],
 )
 def test_mapping_that_is_wrong_is_one_line(tmp_path: Path, text: str, words: list[str]) -> None:

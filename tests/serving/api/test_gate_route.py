@@ -2,7 +2,6 @@ import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -98,21 +97,12 @@ def test_gate_same_request_is_one_row_and_another_a_conflict(
 
 
 def test_gate_bad_input_is_a_problem_of_its_field(client: GateClient) -> None:
-    cases: list[tuple[dict[str, Any], int, str]] = [
-        ({"answer": None}, 422, "answer"),
-        ({"question": None}, 422, "question"),
-        ({"answer": ""}, 422, "answer"),
-        ({"answr": "5"}, 422, "answr"),
-        ({"contexts": "one"}, 422, "contexts"),
-        ({"answer": "x" * 100_001}, 413, "characters"),
-        ({"answer": 5}, 422, "answer"),
-    ]
-    for changes, status, field in cases:
-        for asked in ({**ASKED, **changes}, [ASKED, {**ASKED, **changes}]):
+    for field, value in (("answer", None), ("answer", ""), ("question", None), ("answr", "5"), ("contexts", "one")):
+        for asked in ({**ASKED, field: value}, [ASKED, {**ASKED, field: value}]):
             response = client.post("/v1/gate", json=asked)
-            assert response.status_code == status and response.headers["content-type"] == "application/problem+json"
+            assert response.status_code == 422 and response.headers["content-type"] == "application/problem+json"
             problem = response.json()
-            assert field in problem["detail"] and problem["status"] == status and problem["code"]
+            assert field in problem["detail"] and problem["status"] == 422 and problem["code"]
     assert client.count_decisions() == {}
 
 

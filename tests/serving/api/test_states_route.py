@@ -64,15 +64,11 @@ def test_states_at_every_door_give_the_confidence_of_texts(
 
 def test_states_of_another_answer_or_shape_are_rejected(client: GateClient, plain: PlainModel) -> None:
     tensors, description = compute_states(plain)
-    cases: dict[str, dict[str, Any]] = {
-        "width": {**tensors, "hidden_states": tensors["hidden_states"][..., :-1].contiguous()},
-        "nan": {**tensors, "hidden_states": tensors["hidden_states"] * float("nan")},
-        "other": compute_states(plain, "something else")[0],
-    }
-    for name, changed in cases.items():
+    not_finite = {**tensors, "hidden_states": tensors["hidden_states"] * float("nan")}
+    for changed in (not_finite, compute_states(plain, "something else")[0]):
         asked = {**ASKED, "states": {**description, "safetensors": encode(changed)}}
         response = client.post("/v1/gate", json=asked)
-        assert response.status_code == 422 and response.json()["code"].startswith("A20"), name
+        assert response.status_code == 422 and response.json()["code"].startswith("A20")
     outside = client.post("/v1/gate", json={"states": {**description, "path": "/etc/passwd"}})
     assert outside.status_code == 422
     states = {**description, "safetensors": encode(tensors)}

@@ -61,6 +61,7 @@ def test_litellm_withheld_choice_blocks_or_is_replaced(connect: Connect, answers
     ask(replacing, **WITH_CONTEXTS, **other)
     outcome = answer(replacing, answers[1], answers[0], "", **other)
     assert outcome == {"action": "GUARDRAIL_INTERVENED", "texts": [WITHHELD, answers[0], ""]}
+    assert answer(replacing, *[answers[0]] * 65, **other)["texts"] == [WITHHELD] * 65, "they are too many"
 
 
 def test_litellm_missing_part_is_unavailable(connect: Connect, answers: Answers) -> None:

@@ -12,7 +12,6 @@ from abstain.data.decision_log import queries
 from abstain.ingest.sources.decision_log import DecisionLogSource
 from abstain.serving.service.gate_service import GateService
 from abstain.serving.service.keys import ApiKeys, create_key
-from tests.browser import headless
 from tests.data.decision_log.builders import decision, url_of
 from tests.factories import cited
 from tests.serving.status_page.builders import listening, make_server, queue_answers, withheld
@@ -26,12 +25,6 @@ EXPECTED = ("[DOM] Password forms", "Failed to load resource: the server respond
 """What Chromium says of a form for a key without a user's name, and of a page that asks for a key."""
 NEWEST = "w/%2F <b>"
 """The id of the newest withheld answer."""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with headless() as opened:
-        yield opened
 
 
 @pytest.fixture

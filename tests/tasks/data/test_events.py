@@ -15,7 +15,7 @@ from abstain_tasks.data import contradictions, new_reviews
 from abstain_tasks.runs.events import ALARM, INGESTED, REVIEWS
 from abstain_tasks.runs.git_commit import commit
 from abstain_tasks.runs.workspace import Workspace
-from tests.release.events import promotion
+from tests.release.builders import promotion
 from tests.reports.builders import make_contradiction, read_results
 from tests.tasks.conftest import DAY, Plain
 

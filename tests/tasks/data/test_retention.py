@@ -10,7 +10,7 @@ from abstain_tasks.data.retention.policy import delete_expired_features, delete_
 from abstain_tasks.data.retention.releases import delete_expired_bundles, delete_expired_objects
 from abstain_tasks.runs.progress import register_observer
 from abstain_tasks.runs.workspace import Workspace
-from tests.release.events import promotion
+from tests.release.builders import promotion
 
 NOW = datetime(2026, 11, 20, tzinfo=UTC)
 

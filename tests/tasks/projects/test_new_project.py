@@ -21,7 +21,7 @@ from abstain_tasks.runs.shell import git
 from abstain_tasks.runs.workspace import open_workspace
 from tests.checkout import ROOT, SHIPPED
 from tests.llm.builders import save_tiny_model
-from tests.release.events import promotion
+from tests.release.builders import promotion
 
 pytestmark = pytest.mark.heavy  # clones of a whole repository
 

@@ -13,7 +13,7 @@ from abstain.core.errors import AbstainError
 from abstain.release.registry import RegistryEvent
 from abstain_tasks.release import bundles
 from abstain_tasks.release.bundles import fetch_bundle
-from tests.release.events import promotion
+from tests.release.builders import promotion
 from tests.tasks.conftest import Candidates, Plain
 
 ONNX, PART = paths.RELEASED_ONNX.name, "parts/length.onnx"

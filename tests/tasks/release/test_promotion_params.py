@@ -20,7 +20,7 @@ from abstain_tasks.runs.run_params import edit_params
 from abstain_tasks.runs.workspace import Workspace, open_workspace
 from tests.conftest import Project, clone_small, read_lock
 from tests.learning.thresholds.builders import make_missing_guarantee
-from tests.release.events import promotion
+from tests.release.builders import promotion
 
 pytestmark = pytest.mark.slow
 

@@ -1,3 +1,0 @@
-"""What other folders import from here."""
-
-from tests.serving.conftest import *  # noqa: F403
