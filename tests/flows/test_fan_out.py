@@ -17,12 +17,10 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
 from distributed import Client
 from prefect import flow, task
 from prefect.settings import PREFECT_API_URL, PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
 
-from abstain.config.params import LLMParams
 from abstain.config.settings import Settings
 from abstain.core.contracts import Context, Interaction
 from abstain.llm.features.extraction import FeatureSource
@@ -30,9 +28,13 @@ from abstain_tasks.runs.stopping import Stopped, stop_threads_on_error
 from abstain_tasks.server.addresses import post
 from abstain_tasks.training.fan_out import make_runner, shards
 from tests.conftest import Project, new_project, processes_of
-from tests.llm.builders import save_tiny_model
+from tests.factories import interaction
+from tests.llm.builders import make_params
+from tests.llm.conftest import tiny_folder
 from tests.ports import free_port
 from tests.tasks.server.test_server import wait_until
+
+__all__ = ["tiny_folder"]
 
 pytestmark = pytest.mark.slow
 
@@ -68,25 +70,16 @@ run()
 
 def rows(count: int) -> list[Interaction]:
     """Different answers, each on a context of its own."""
+    contexts = [Context(chunk_id=f"doc#{n}", text=f"{n:04} " + "c" * (7 * n % 40 + 80)) for n in range(count)]
     return [
-        Interaction(
-            interaction_id=f"i-{n}",
-            asked_at="2026-09-01T12:00:00Z",
-            question=f"Question {n}?",
-            answer="yes " * (n % 5 + 1),
-            contexts=(Context(chunk_id=f"doc#{n}", text=f"{n:04} " + "c" * (7 * n % 40 + 80)),),
-            model="m@1",
-        )
-        for n in range(count)
+        interaction(f"i-{n}", question=f"Question {n}?", answer="yes " * (n % 5 + 1), contexts=(context,))
+        for n, context in enumerate(contexts)
     ]
 
 
 def source_in(home: Path, model: Path) -> FeatureSource:
     """A base model that reads a few tokens at a time, so that a shard takes long enough to be interrupted."""
-    params = LLMParams(
-        model=str(model), layout="rag-plain-v1", layer=2, site="residual", too_long="refuse", includes_eos=True
-    )
-    return FeatureSource(params, Settings(home=home, device="cpu", dtype="float32", batch_tokens=24))
+    return FeatureSource(make_params(model), Settings(home=home, device="cpu", dtype="float32", batch_tokens=24))
 
 
 def read_shards(source: FeatureSource) -> dict[str, tuple[bytes, int]]:
@@ -156,15 +149,9 @@ class Run:
         return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny-bank")
-
-
 @pytest.fixture
-def host(tmp_path: Path, prefect_server: str, model: Path) -> Iterator[Host]:
-    host = Host(replace(new_project(tmp_path), server=prefect_server, warm=False), model)
+def host(tmp_path: Path, prefect_server: str, tiny_folder: Path) -> Iterator[Host]:
+    host = Host(replace(new_project(tmp_path), server=prefect_server, warm=False), tiny_folder)
     with host.open:
         yield host
     # The tracker of resources of a killed run ends a moment after it.
@@ -197,14 +184,14 @@ hanging = task(name="hanging")(never_end)
 
 
 def test_process_runner_stopped_leaves_no_process(
-    prefect_server: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prefect_server: str, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shards, "compute_shard", hanging)
     runner = make_runner(Settings(home=tmp_path, runner="processes", workers=2))
 
     @task
     def fan_out() -> None:
-        list(runner.run(source_in(tmp_path, model).iter_shards(rows(4 * 64))))
+        list(runner.run(source_in(tmp_path, tiny_folder).iter_shards(rows(4 * 64))))
 
     @flow
     def stopped() -> None:

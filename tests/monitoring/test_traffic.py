@@ -123,7 +123,6 @@ def list_ranges(decided: dict[int, int], arrived: dict[int, int], until: int = 1
         pytest.param({0: 300}, {1: 49, 4: 1}, 100, [(0, 1), (1, 5)], id="reviews alone"),
         pytest.param({0: 300, 1: 300}, {}, 1, [(0, 1)], id="a day that is not over"),
         pytest.param({0: 300, 1: 300}, {}, 2, [(0, 1), (1, 2)], id="a day that is over"),
-        pytest.param({0: 150, 1: 150, 2: 300}, {2: 10}, 100, [(0, 2), (2, 3)], id="some reviews"),
         pytest.param({0: 150, 1: 150, 2: 300, 3: 5}, {2: 10, 3: 45}, 100, [(0, 2), (2, 3)], id="later reviews"),
     ],
 )

@@ -1,7 +1,7 @@
 """Releases of a tiny model, and a gate server of one: its service, its app and clients of it."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -20,11 +20,14 @@ from abstain.serving.predictor import Predictor
 from abstain.serving.service.gate_service import GateService, RetrieveChunks
 from abstain.serving.service.keys import ApiKeys
 from abstain.serving.service.version_follower import VersionFollower, VersionInfo
-from tests.data.decision_log.builders import open_log, url_of
+from tests.data.decision_log.conftest import log
 from tests.llm.builders import save_tiny_model
+from tests.llm.conftest import settings
 from tests.serving.builders import GUARANTEE, release
 from tests.serving.clients import GateClient
 from tests.serving.engine_files import PlainModel
+
+__all__ = ["log", "settings"]
 
 Open = Callable[..., Predictor]
 OpenGate = Callable[..., Gate]
@@ -48,11 +51,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def plain(model: Path) -> PlainModel:
     """An engine of the same base model."""
     return PlainModel.load(model)
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return Settings(home=tmp_path / "home", device="cpu", dtype="float32")
 
 
 @pytest.fixture
@@ -111,12 +109,6 @@ def make_release(tmp_path: Path, model: Path, settings: Settings) -> MakeRelease
 @pytest.fixture
 def releases() -> MadeUpReleases:
     return MadeUpReleases()
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[DecisionLog]:
-    with closing(open_log(url_of(tmp_path))) as opened:
-        yield opened
 
 
 def open_service(

@@ -98,19 +98,11 @@ def write_data(folder: Path) -> Path:
 
 def result(study: Experiment, cell: ExperimentCell, auroc: float = 0.75) -> dict[str, Any]:
     """A made-up result of a cell."""
-    names = (
-        "mse",
-        "mse_difference",
-        "positive",
-        "auroc",
-        "accuracy",
-        "f1",
-        "withheld",
-        "accuracy_buffered",
-        "f1_buffered",
-    )
+    names = "mse mse_difference positive auroc accuracy f1 withheld accuracy_buffered f1_buffered"
     figures = {
-        name + end: auroc + shift for name in names for end, shift in (("", 0.0), ("_low", -0.1), ("_high", 0.1))
+        name + end: auroc + shift
+        for name in names.split()
+        for end, shift in (("", 0.0), ("_low", -0.1), ("_high", 0.1))
     }
     ahead = {"ahead": 0.05, "ahead_low": -0.01, "ahead_high": 0.11}
     baseline = {"auroc": auroc - 0.05, "auroc_low": auroc - 0.2, "auroc_high": auroc + 0.01}

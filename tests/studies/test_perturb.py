@@ -33,16 +33,3 @@ def test_perturb_shows_a_diff_with_every_replacement(model: str) -> None:
     assert all(part in TEXT for part in kept) and first != TEXT
     assert [line.split("│")[1].strip() for line in output.splitlines() if line.startswith("│")] == ["1", "2", "3"]
     assert "only" not in output
-
-
-@pytest.mark.soak(twin="test_perturb_shows_a_diff_with_every_replacement")
-def test_perturb_unusual_input_is_noted_or_one_line(model: str) -> None:
-    output = perturb("May", "--model", model, "--tokens", "9", "--schedule", "single_shot").output
-    assert "only 3 tokens can be replaced, of the 9 that were wanted" in output
-    for arguments, message in (
-        ([TEXT, "--selection", "here"], "--selection: Input should be 'entropy' or 'random'"),
-        ([TEXT, "--schedule", "now"], "--schedule: Input"),
-        (["May. " * 5000], "the text is longer than "),
-    ):
-        done = perturb(*arguments, "--model", model)
-        assert done.exit_code == 1 and str(done.exception).startswith(message) and "\n" not in str(done.exception)

@@ -104,7 +104,6 @@ def test_recognize_concepts_too_long_text_is_refused() -> None:
         ("Genetic Mapping", "Mapping genes: genetic maps, mapped.", "... genes: ... ..., ...."),
         ("economic crisis", "Crises end, an economic one too.", "... end, an ... one too."),
         ("oil painting", "Painted in oils by painters.", "... in ... by painters."),
-        ("theory", "Theories differ.", "... differ."),
         ("Bank of England", "The bank of all of England.", "The ... of all of ...."),
         ("The Who", "Who are the Who?", "... are ... ...?"),
         ("art", "Art is no part of a party.", "... is no part of a party."),

@@ -71,9 +71,7 @@ def test_entailment_score_is_that_of_the_best_chunk(
     assert len(set(found.round(4))) == len(ROWS)
     other = save_encoder(tmp_path / folder.name, "classify", seed=1, id2label=NLI)
     other_found = make_entailment_scorer(str(other), settings).score(unread(*ROWS))
-    assert not np.isclose(found, other_found, atol=1e-3).any(), (
-        "other weights of the same name have a cache of their own"
-    )
+    assert not np.isclose(found, other_found, atol=1e-3).any(), "of other weights of the same name"
     unreadable = [interaction(contexts=[]), interaction("word " * 60), interaction()]
     assert np.isnan(scorer.score(unread(*unreadable))).tolist() == [True, True, False]
     assert scorer.score(unread()).shape == (0,)
