@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from studies import perturb as perturb_cli
 from studies.perturb import app
@@ -21,12 +21,8 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(save_tiny_model(tmp_path / "tiny-bank"))
 
 
-def perturb(*arguments: str) -> Result:
-    return CliRunner().invoke(app, arguments)
-
-
 def test_perturb_shows_a_diff_with_every_replacement(model: str) -> None:
-    output = perturb(TEXT, "--model", model, "--tokens", "3", "--selection", "entropy").output
+    output = CliRunner().invoke(app, [TEXT, "--model", model, "--tokens", "3", "--selection", "entropy"]).output
     first, *_ = output.splitlines()
     assert first.count("[-") == first.count("{+") == 3
     kept = [part.rpartition("+}")[2] for part in first.split("[-")]

@@ -107,9 +107,9 @@ def test_study_killed_run_continues_and_bad_cell_is_a_gap(tmp_path: Path, prefec
     tasks = post(f"{prefect_server}/task_runs/filter", {"task_runs": {"name": {"like_": "embedded by absent"}}})
     assert [task["state_type"] for task in tasks] == ["FAILED"]
     tables = read_json(report / "report.json")["tables"]
-    missing, done, paper = tables["11"]["rows"]
+    missing, computed_row, paper = tables["11"]["rows"]
     assert "auroc" not in missing and "nobody/no-such-model" in missing["missing"]
-    assert 0 <= done["withheld"] <= 1 and done["perturbation"] == "embedded" and paper["of"] == "paper"
+    assert 0 <= computed_row["withheld"] <= 1 and computed_row["perturbation"] == "embedded" and paper["of"] == "paper"
     assert not tables["2"]["missing"] and not tables["headline"]["missing"]
     baselines = {line["baseline"] for line in tables["headline"]["baselines"][0]["baselines"]}
     assert baselines >= {"sequence_log_prob", "yes_score", "length_only"}
