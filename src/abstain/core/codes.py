@@ -135,8 +135,8 @@ class Code(StrEnum):
     )
     UNFAMILIAR = (
         "A208",
-        "The base model does not know what the question names: no answer was written, or one from background.",
-        "Add a document about what the message names, grant its entitlement, or set the familiarity check to off.",
+        "The base model does not know what the question names.",
+        "Add a document on it, grant its entitlement, or change ABSTAIN_SERVE_FAMILIARITY.",
     )
     TOO_FEW_LABELS = (
         "A301",
