@@ -13,7 +13,8 @@ from abstain.core.errors import AbstainError
 from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.requests import Generate
 from abstain.llm.familiarity import concepts
-from abstain.llm.familiarity.familiarity import FamiliarityConfig, SelfFamiliarity
+from abstain.llm.familiarity.familiarity import Familiarity, FamiliarityConfig, SelfFamiliarity
+from abstain.llm.familiarity.guessing import GuessedConcept
 from abstain.serving.familiarity_check import FamiliarityCheck
 from abstain.serving.gate import Gate
 from abstain.serving.generate import add_familiarity_check, generate_answers
@@ -125,10 +126,15 @@ def test_generate_answers_own_context_is_background(add_check: AddCheck) -> None
     assert "it answered from teachers#1" in str(found.decision.reason)
 
 
-def test_generate_answers_concept_beyond_a_guess_is_unfamiliar(add_check: AddCheck) -> None:
-    asked = ASKED.model_copy(update={"question": "What is Pneumonoultramicroscopic?"})
-    (found,) = generate_answers(add_check(threshold=0.0), [asked], ASK)
-    assert found.interaction is None and "know Pneumonoultramicroscopic: " in str(found.decision.reason)
+def test_generate_answers_concept_beyond_a_guess_is_unfamiliar(
+    add_check: AddCheck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A long name is quoted in part."""
+    name = "Pneumono" * 12
+    found = Familiarity((GuessedConcept(name, "", "", None),), None)
+    monkeypatch.setattr(SelfFamiliarity, "score", lambda self, questions: [found])
+    (answer,) = generate_answers(add_check(threshold=0.0), [ASKED], ASK)
+    assert answer.interaction is None and f"does not know {name[:80]}…: " in str(answer.decision.reason)
 
 
 def test_add_familiarity_check_takes_its_threshold(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
