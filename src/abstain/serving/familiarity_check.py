@@ -145,12 +145,12 @@ class FamiliarityCheck:
     ) -> list[Context]:
         """Return chunks on the concepts that no context of the question names, each chunk once."""
         assert self.retrieve is not None
-        found: dict[str, Context] = {}
+        chunk_by_id: dict[str, Context] = {}
         for concept in concepts:
             if not _find_naming(concept, question.contexts):
                 nearest = self.retrieve(concept, entitlements, SEARCHED_CHUNKS)
-                found |= {chunk.chunk_id: chunk for chunk in _find_naming(concept, nearest)[:CHUNKS_PER_CONCEPT]}
-        return list(found.values())
+                chunk_by_id |= {chunk.chunk_id: chunk for chunk in _find_naming(concept, nearest)[:CHUNKS_PER_CONCEPT]}
+        return list(chunk_by_id.values())
 
 
 def _get_chunks_read(question: Question, prepared: PreparedRequest | UnreadableInteraction) -> Sequence[Context]:
