@@ -141,8 +141,8 @@ def generate_answers(
     def prepare(question: Question) -> PreparedRequest | UnreadableInteraction:
         return source.prepare_question(question, operation)
 
-    asked = list(questions)
-    for index, question in enumerate(asked):
+    final_questions = list(questions)
+    for index, question in enumerate(final_questions):
         prepared = prepare(question)
         if gate.is_context_missing(question, allow_no_context):
             unanswered[index] = gate.make_unavailable_decision(question.interaction_id, NO_CONTEXT_REASON)
@@ -150,7 +150,7 @@ def generate_answers(
             unanswered[index] = _make_abstain_decision(gate, question, DecisionReason(Code.TOO_LONG, prepared.reason))
         elif gate.familiarity is not None:
             checked[index] = outcome = gate.familiarity.check(question, prepared.request, entitlements, prepare)
-            asked[index] = outcome.question
+            final_questions[index] = outcome.question
             if outcome.request is not None:
                 requests[str(index)] = outcome.request
             else:
@@ -164,10 +164,10 @@ def generate_answers(
     }
     generated = {index: result for index, result in results.items() if result.text}
     for index in results.keys() - generated.keys():
-        unanswered[index] = _make_abstain_decision(gate, asked[index], EMPTY_ANSWER_REASON)
+        unanswered[index] = _make_abstain_decision(gate, final_questions[index], EMPTY_ANSWER_REASON)
     states = _collect_states(predictor, requests, generated) if by_states else {}
     interactions = {
-        index: _make_interaction(asked[index], result.text, predictor) for index, result in generated.items()
+        index: _make_interaction(final_questions[index], result.text, predictor) for index, result in generated.items()
     }
     inputs = [
         DecisionInput(interaction.interaction_id, interaction, allow_no_context, states.get(index))
@@ -176,7 +176,7 @@ def generate_answers(
     scored = dict(zip(interactions, gate.score_all(inputs), strict=True))
     scored |= {index: ScoredAnswer(decision) for index, decision in unanswered.items()}
     scored |= {index: _add_check(scored[index], outcome) for index, outcome in checked.items()}
-    return [GeneratedAnswer(interactions.get(index), scored[index]) for index in range(len(asked))]
+    return [GeneratedAnswer(interactions.get(index), scored[index]) for index in range(len(final_questions))]
 
 
 def _make_abstain_decision(gate: Gate, question: Question, reason: DecisionReason | None) -> Decision:
