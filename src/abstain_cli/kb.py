@@ -18,9 +18,10 @@ from abstain_cli.progress_bar import show_progress
 from abstain_cli.terminal import console
 
 if TYPE_CHECKING:
-    from abstain.core.contracts import Chunk
+    from abstain.core.contracts import Chunk, Context
     from abstain.knowledge.retrieval.index import SearchHit
     from abstain.knowledge.retrieval.retriever import Retriever, SyncResult
+    from abstain.serving.familiarity_check import RetrieveChunks
 
 app = typer.Typer(help="The knowledge base: search, sync.", no_args_is_help=True)
 
@@ -124,3 +125,31 @@ def knowledge_base() -> Iterator[KnowledgeBase]:
         with show_progress(console, "index") as progress:
             synced = retriever.sync(chunks, products, progress)
         yield KnowledgeBase(chunks, retriever, synced, settings.index is not None)
+
+
+@contextmanager
+def open_chunk_search(is_enabled: bool) -> Iterator[RetrieveChunks | None]:
+    """Open the current knowledge base, which is indexed once, for the server or for answers.
+
+    Args:
+        is_enabled: Whether to open it.
+
+    Yields:
+        What retrieves chunks; None if it is not enabled.
+
+    Raises:
+        AbstainError: There are no chunks.
+    """
+    if not is_enabled:
+        yield None
+        return
+    from abstain.core.contracts import Context
+
+    with knowledge_base() as base:
+        base.check_held()
+
+        def find_nearest(text: str, entitlements: Sequence[str], k: int) -> list[Context]:
+            hits = base.retriever.search(text, k, entitlements)
+            return [Context(chunk_id=hit.chunk.chunk_id, text=hit.chunk.text) for hit in hits]
+
+        yield find_nearest

@@ -9,7 +9,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -63,6 +63,13 @@ def generate(
     temperature: Annotated[float, typer.Option(min=0, max=100, help="0: the likeliest answer; above: a sample")] = 0.0,
     top_p: Annotated[float, typer.Option(min=0, max=1, help="sample from this much of the probability")] = 1.0,
     seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="of the sample")] = 0,
+    familiarity: Annotated[
+        Literal["off", "withhold", "background"] | None,
+        typer.Option(help="for questions that the base model does not know; default: ABSTAIN_SERVE_FAMILIARITY"),
+    ] = None,
+    entitlement: Annotated[
+        list[str] | None, typer.Option("--entitlement", "-e", help="of the asker, for background; repeatable")
+    ] = None,
 ) -> None:
     """Answer questions from retrieved chunks and decide about the answers; one JSON line each."""
     _require_one_input(file, (question,), context, no_context, "--question")
@@ -75,19 +82,33 @@ def generate(
     from abstain.config.serve_settings import load_serve_settings
     from abstain.config.settings import load_settings
     from abstain.serving.gate import Gate
-    from abstain.serving.generate import explain_no_room, generate_answers
+    from abstain.serving.generate import add_familiarity_check, explain_no_room, generate_answers
     from abstain.serving.request_files import make_question_from_texts, read_questions
+    from abstain_cli.kb import open_chunk_search
+    from abstain_cli.progress_bar import show_progress
+    from abstain_cli.terminal import console
     from abstain_tasks.release.bundles import fetch_production
 
+    serving = load_serve_settings()
+    mode = familiarity or serving.familiarity
+    if entitlement and mode != "background":
+        raise AbstainError(Code.USAGE, "--entitlement is for background: give it with --familiarity background")
     questions = read_questions(file) if file else [make_question_from_texts(question or "", context or [])]
     bundle, _ = fetch_production()
-    gate = Gate.open(bundle, load_settings(), load_serve_settings().on_unavailable)
+    gate = Gate.open(bundle, load_settings(), serving.on_unavailable)
     if excess := explain_no_room(gate.predictor, ask):
         raise AbstainError(Code.USAGE, f"--max-new-tokens {max_new_tokens} leaves no room for any question: {excess}")
     _warn_about_missing_context(gate, questions, no_context)
-    for start in range(0, len(questions), AT_ONCE):
-        for answer in generate_answers(gate, questions[start : start + AT_ONCE], ask, allow_no_context=no_context):
-            print(json.dumps({"answer": answer.text, **answer.decision.to_dict()}), flush=True)
+    with open_chunk_search(mode == "background") as retrieve_chunks:
+        if mode != "off":
+            with show_progress(console, "basic concepts") as progress:
+                gate = add_familiarity_check(gate, mode, retrieve_chunks, progress)
+        for start in range(0, len(questions), AT_ONCE):
+            rows = questions[start : start + AT_ONCE]
+            for answer in generate_answers(
+                gate, rows, ask, allow_no_context=no_context, entitlements=tuple(entitlement or ())
+            ):
+                print(json.dumps({"answer": answer.text, **answer.decision.to_dict()}), flush=True)
 
 
 def _require_one_input(

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -17,10 +15,8 @@ import typer
 
 if TYPE_CHECKING:
     from abstain.config.params import PrivacyParams
-    from abstain.core.contracts import Context
     from abstain.data.decision_log.log import DecisionLog
     from abstain.llm.signals.compute_features import OnComputed
-    from abstain.serving.service.decision_inputs import RetrieveChunks
 
 
 def serve(
@@ -41,16 +37,20 @@ def serve(
     from abstain.config.serve_settings import load_serve_settings
     from abstain.config.settings import load_settings
     from abstain.core import paths
+    from abstain.core.codes import Code
+    from abstain.core.errors import AbstainError
     from abstain.data.decision_log import queries
     from abstain.serving.api.app import make_app
     from abstain.serving.api.server import get_allowed_hosts, listen, require_loopback, serve_app
     from abstain.serving.feature_writer import FeatureCacheWriter
     from abstain.serving.gate import Gate
+    from abstain.serving.generate import add_familiarity_check
     from abstain.serving.service.gate_service import GateService
     from abstain.serving.service.keys import ApiKeys
     from abstain.serving.service.telemetry import export_events
     from abstain.serving.service.version_follower import VersionFollower
     from abstain.serving.status_page.page import add_page
+    from abstain_cli.kb import open_chunk_search
     from abstain_tasks.release.version_source import OriginShadowSource, OriginVersionSource
     from abstain_tasks.runs.workspace import project_root
 
@@ -63,6 +63,10 @@ def serve(
     text = serving.keys.get_secret_value() if serving.keys else None
     keys = ApiKeys(text, serving.keys_file)
     require_loopback(host, keys.required)
+    if serving.familiarity == "background" and not retrieve:
+        raise AbstainError(
+            Code.BAD_SETTING, "ABSTAIN_SERVE_FAMILIARITY=background takes background from where --retrieve does: add it"
+        )
     params = load_params(project_root() / paths.PARAMS)
     log = _open_log(params.privacy)
 
@@ -72,18 +76,20 @@ def serve(
     with (
         export_events(),
         listen(host, port) as listening,
-        _retriever(retrieve) as chunks,
+        open_chunk_search(retrieve) as retrieve_chunks,
         FeatureCacheWriter(partial(queries.read_interactions, log.database), max_cached) as feature_writer,
     ):
-        follower, shadow_follower = (
-            VersionFollower(OriginVersionSource(), lambda bundle: open_gate(bundle, feature_writer.add)),
-            None,
-        )
+
+        def open_live_gate(bundle: Path) -> Gate:
+            gate = open_gate(bundle, feature_writer.add)
+            return add_familiarity_check(gate, serving.familiarity, retrieve_chunks)
+
+        follower, shadow_follower = VersionFollower(OriginVersionSource(), open_live_gate), None
         if serving.shadow != "off":
             # Without forward passes of its own it needs no base model, which may be another one.
             warm = Gate.warm_up if serving.shadow == "full" else lambda gate: None
             shadow_follower = VersionFollower(OriginShadowSource(), open_gate, warm)
-        service = GateService(follower, log, serving, chunks, shadow_follower)
+        service = GateService(follower, log, serving, retrieve_chunks, shadow_follower)
         app = make_app(service, keys, None if keys.required else get_allowed_hosts(host))
         add_page(app, service, keys, params.labels)
         shown = f"[{host}]" if ":" in host else host
@@ -131,22 +137,3 @@ def _open_log(params: PrivacyParams) -> DecisionLog:
         keep_days=serving.text_retention_days,
         calls_each=serving.caller.max_registered_calls,
     )
-
-
-@contextmanager
-def _retriever(is_enabled: bool) -> Iterator[RetrieveChunks | None]:
-    """Open the current knowledge base, which is indexed once, at the start."""
-    if not is_enabled:
-        yield None
-        return
-    from abstain.core.contracts import Context
-    from abstain_cli.kb import knowledge_base
-
-    with knowledge_base() as base:
-        base.check_held()
-
-        def nearest(question: str, entitlements: Sequence[str], k: int) -> list[Context]:
-            hits = base.retriever.search(question, k, entitlements)
-            return [Context(chunk_id=hit.chunk.chunk_id, text=hit.chunk.text) for hit in hits]
-
-        yield nearest

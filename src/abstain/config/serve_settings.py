@@ -16,6 +16,8 @@ from abstain.core.text import WITHHELD_TEXT, suggest_name
 MIB = 1024 * 1024
 OnUnavailable = Literal["abstain", "show"]
 """Treatment of an answer without a decision."""
+FamiliarityMode = Literal["off", "withhold", "background"]
+"""What happens to an answer whose question the base model is not familiar with."""
 Seconds = Annotated[float, Field(gt=0, le=3600)]
 
 
@@ -101,6 +103,11 @@ class ServeSettings(BaseSettings):
     )
     timeout_s: Seconds = Field(10.0, description="a decision that takes longer is `unavailable`")
     answer_timeout_s: Seconds = Field(60.0, description="the same, for answers that the base model writes")
+    familiarity: FamiliarityMode = Field(
+        "off",
+        description="whether `/v1/answer` and `abstain generate` withhold an answer to an unfamiliar question, or add "
+        "`background`",
+    )
     batch_size: Annotated[int, Field(ge=1)] = Field(32, description="answers that the base model reads together")
     max_queued: Annotated[int, Field(ge=1)] = Field(
         256, description="requests that may wait for it; more get status 429"

@@ -133,6 +133,11 @@ class Code(StrEnum):
         "Hidden states or log-probabilities of an engine are not those that the live scorer reads.",
         "Change what the message names, or leave them out: the base model then reads the answer itself.",
     )
+    UNFAMILIAR = (
+        "A208",
+        "The base model does not know what the question names.",
+        "Add a document on it, grant its entitlement, or change ABSTAIN_SERVE_FAMILIARITY.",
+    )
     TOO_FEW_LABELS = (
         "A301",
         "There are too few labelled answers of some kind, split or group.",

@@ -16,7 +16,7 @@ from abstain.learning.thresholds.guarantee import GuaranteeSummary
 
 @dataclass(frozen=True)
 class DecisionReason:
-    """Why a decision has no confidence, or its version no guarantee.
+    """Why a decision has no confidence, its version no guarantee, or what its base model did not know.
 
     Attributes:
         code: Code of the cause.
@@ -52,7 +52,7 @@ class Decision:
         probability: Calibrated probability that the answer is correct, in [0, 1].
         probability_low: Lower bound of that probability; None unless the calibrator has bounds (Venn-Abers).
         probability_high: Upper bound of that probability; None unless the calibrator has bounds.
-        reason: Why there is no confidence or no guarantee.
+        reason: Why there is no confidence or no guarantee, or what the base model did not know before it answered.
         components: Names of the scorers that the confidence combines.
         forward_tokens: Tokens that went through the whole base model for this decision; 0 if all features were
             available.

@@ -31,6 +31,7 @@ from abstain.llm.signals.base import FeatureBatch
 from abstain.llm.signals.compute_features import OnComputed, ProvidedFeatures
 from abstain.serving.decision import Decision, DecisionReason
 from abstain.serving.explanation import Explanation, explain
+from abstain.serving.familiarity_check import FamiliarityCheck
 from abstain.serving.feature_spec import FeatureSpec
 from abstain.serving.log_probs import AnswerLogProbs, parse_log_probs
 from abstain.serving.predictor import Predictor
@@ -96,11 +97,13 @@ class Gate:
         predictor: Scores answers and applies the version's threshold.
         spec: Specification of what its scorer reads.
         on_unavailable: What happens to an answer without a decision: "abstain" or "show".
+        familiarity: Asks the familiarity of questions that the base model is to answer; None if that is off.
     """
 
     predictor: Predictor
     spec: FeatureSpec
     on_unavailable: OnUnavailable = "abstain"
+    familiarity: FamiliarityCheck | None = None
 
     @classmethod
     def open(

@@ -3,6 +3,8 @@
 If the live scorer is the probe, one generation does both: an answer's states are captured token by token
 (llm/engine/generation.py). They equal those of a second forward pass over the finished answer, unless its text is
 tokenized differently than it was generated: then that second pass is made. Any other scorer reads the finished answer.
+
+Where the familiarity check is on, it comes before the generation (familiarity_check.py).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from abstain.config.serve_settings import FamiliarityMode
 from abstain.core.codes import Code
 from abstain.core.contracts import Interaction, Question
 from abstain.core.errors import AbstainError
@@ -22,8 +25,10 @@ from abstain.llm.engine.generation import GeneratedText
 from abstain.llm.engine.prompts import PromptSegments
 from abstain.llm.engine.requests import Generate, HiddenStates, Request
 from abstain.llm.engine.tokenization import encode_segments
-from abstain.llm.features.extraction import UnreadableInteraction
+from abstain.llm.features.extraction import PreparedRequest, UnreadableInteraction
+from abstain.llm.features.feature_store import OnProgress
 from abstain.serving.decision import Decision, DecisionReason
+from abstain.serving.familiarity_check import CheckedQuestion, FamiliarityCheck, RetrieveChunks
 from abstain.serving.gate import NO_CONTEXT_REASON, DecisionInput, Gate, ScoredAnswer
 from abstain.serving.live_scorer import ExportedProbe
 from abstain.serving.predictor import Predictor
@@ -54,6 +59,34 @@ class GeneratedAnswer:
         return self.scored.decision
 
 
+def add_familiarity_check(
+    gate: Gate,
+    mode: FamiliarityMode,
+    retrieve: RetrieveChunks | None,
+    on_progress: OnProgress = lambda done, total: None,
+) -> Gate:
+    """Let a gate ask the familiarity of the questions that its base model is to answer.
+
+    Args:
+        gate: The gate.
+        mode: What happens to a question that is not familiar; "off" asks nothing.
+        retrieve: Retrieves background, for the mode "background".
+        on_progress: Called with (done, total) requests for the threshold, if it is not known yet.
+
+    Returns:
+        The gate with its check.
+
+    Raises:
+        AbstainError: The extra `familiarity` is not installed.
+    """
+    if mode == "off":
+        return gate
+    check = FamiliarityCheck.open(
+        gate.predictor.source, retrieve if mode == "background" else None, on_progress=on_progress
+    )
+    return replace(gate, familiarity=check)
+
+
 def explain_no_room(predictor: Predictor, operation: Generate) -> str:
     """Explain why no question fits the context length of the base model together with the answer length.
 
@@ -77,6 +110,7 @@ def generate_answers(
     *,
     allow_no_context: bool = False,
     on_text: Callable[[str], None] | None = None,
+    entitlements: Sequence[str] = (),
 ) -> list[GeneratedAnswer]:
     """Answer questions with the base model, and let the gate decide about each answer.
 
@@ -86,10 +120,11 @@ def generate_answers(
         operation: Generation settings.
         allow_no_context: Answer a question even if it has no context.
         on_text: Called with the answer so far after each token; only for a single question.
+        entitlements: The asker's entitlements, within which background is retrieved.
 
     Returns:
         One answer per question, in order; without text if the question lacks its context, exceeds the context length,
-        or has an empty answer.
+        is not familiar, or has an empty answer.
 
     Raises:
         AbstainError: The base model's states are not finite; the message names the row.
@@ -101,12 +136,25 @@ def generate_answers(
     operation = replace(operation, samples=1, states=source.operation if by_states else None)
     unanswered: dict[int, Decision] = {}
     requests: dict[str, Request] = {}
-    for index, question in enumerate(questions):
-        prepared = source.prepare_question(question, operation)
+    checked: dict[int, CheckedQuestion] = {}
+
+    def prepare(question: Question) -> PreparedRequest | UnreadableInteraction:
+        return source.prepare_question(question, operation)
+
+    final_questions = list(questions)
+    for index, question in enumerate(final_questions):
+        prepared = prepare(question)
         if gate.is_context_missing(question, allow_no_context):
             unanswered[index] = gate.make_unavailable_decision(question.interaction_id, NO_CONTEXT_REASON)
         elif isinstance(prepared, UnreadableInteraction):
             unanswered[index] = _make_abstain_decision(gate, question, DecisionReason(Code.TOO_LONG, prepared.reason))
+        elif gate.familiarity is not None:
+            checked[index] = outcome = gate.familiarity.check(question, prepared.request, entitlements, prepare)
+            final_questions[index] = outcome.question
+            if outcome.request is not None:
+                requests[str(index)] = outcome.request
+            else:
+                unanswered[index] = _make_abstain_decision(gate, question, outcome.reason)
         else:
             requests[str(index)] = prepared.request
     # A character may take two tokens; the first one without the second is no character.
@@ -116,10 +164,10 @@ def generate_answers(
     }
     generated = {index: result for index, result in results.items() if result.text}
     for index in results.keys() - generated.keys():
-        unanswered[index] = _make_abstain_decision(gate, questions[index], EMPTY_ANSWER_REASON)
+        unanswered[index] = _make_abstain_decision(gate, final_questions[index], EMPTY_ANSWER_REASON)
     states = _collect_states(predictor, requests, generated) if by_states else {}
     interactions = {
-        index: _make_interaction(questions[index], result.text, predictor) for index, result in generated.items()
+        index: _make_interaction(final_questions[index], result.text, predictor) for index, result in generated.items()
     }
     inputs = [
         DecisionInput(interaction.interaction_id, interaction, allow_no_context, states.get(index))
@@ -127,11 +175,20 @@ def generate_answers(
     ]
     scored = dict(zip(interactions, gate.score_all(inputs), strict=True))
     scored |= {index: ScoredAnswer(decision) for index, decision in unanswered.items()}
-    return [GeneratedAnswer(interactions.get(index), scored[index]) for index in range(len(questions))]
+    scored |= {index: _add_check(scored[index], outcome) for index, outcome in checked.items()}
+    return [GeneratedAnswer(interactions.get(index), scored[index]) for index in range(len(final_questions))]
 
 
-def _make_abstain_decision(gate: Gate, question: Question, reason: DecisionReason) -> Decision:
+def _make_abstain_decision(gate: Gate, question: Question, reason: DecisionReason | None) -> Decision:
     return gate.apply_policy(gate.predictor.make_abstain_decision(question.interaction_id, reason))
+
+
+def _add_check(scored: ScoredAnswer, outcome: CheckedQuestion) -> ScoredAnswer:
+    """Add the tokens of the check to a decision, and what was unfamiliar unless it has another reason."""
+    decision = scored.decision
+    n_tokens = decision.forward_tokens + outcome.forward_tokens
+    reason = decision.reason or outcome.reason
+    return replace(scored, decision=replace(decision, forward_tokens=n_tokens, reason=reason))
 
 
 def _collect_states(

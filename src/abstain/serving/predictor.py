@@ -179,12 +179,12 @@ class Predictor:
         low, high = (float(bound[0]) for bound in bounds)
         return replace(decision, probability_low=low, probability_high=high)
 
-    def make_abstain_decision(self, interaction_id: str, reason: DecisionReason) -> Decision:
+    def make_abstain_decision(self, interaction_id: str, reason: DecisionReason | None) -> Decision:
         """Return the decision to abstain without a confidence.
 
         Args:
             interaction_id: Id of the answer.
-            reason: Why there is no confidence.
+            reason: Why there is no confidence; None if the caller adds it.
 
         Returns:
             The decision.

@@ -2,6 +2,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, select
@@ -66,6 +67,28 @@ def test_erase_user_with_interactions_removes_texts(tmp_path: Path, log: Decisio
     row = queries.get_decision(log.database, "a").decision
     assert (row.confidence, row.version) == (0.75, "v1.0.0")
     assert list_texts(tmp_path) == {"c", "f-3"} and log.database.n_replaced == 0
+
+
+def test_reason_that_quotes_the_question_goes_with_its_texts(tmp_path: Path, log: DecisionLog) -> None:
+    """And it is redacted as the question is; a reason with another code has no text of a user."""
+
+    def redact(row: Any) -> Any:
+        return row.model_copy(update={"question": row.question.replace("Ann Lee", "<PERSON>")})
+
+    def read_reasons(*keys: str) -> list[str | None]:
+        return [queries.get_decision(log.database, key).decision.reason for key in keys]
+
+    log = open_log(url_of(tmp_path), redact=redact, keep_days=30)
+    fields = {"reason": "the base model does not know Ann Lee", "interaction": None, "input_sha256": "its digest"}
+    quoting, other = {**fields, "code": "A208"}, {**fields, "code": "A203", "reason": "too long"}
+    record(log, decision("q-1", user="eve", **quoting), decision("q-2", **quoting), decision("q-3", **other))
+    assert read_reasons("q-1", "q-2", "q-3") == [*["the base model does not know <PERSON>"] * 2, "too long"]
+    log.erase_user(["u-eve"], with_interactions=True)
+    record(log, decision("q-4", user="eve", **quoting))
+    assert read_reasons("q-1", "q-4") == [None, None] and read_reasons("q-2")[0]
+    log.purge_expired_texts(datetime.now(UTC) + timedelta(days=31))
+    assert read_reasons("q-2", "q-3") == [None, "too long"]
+    log.close()
 
 
 def test_erase_user_keeps_later_texts_out(tmp_path: Path, log: DecisionLog) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from abstain.config.settings import Settings
 from abstain.core.codes import Code
-from abstain.core.contracts import Context
+from abstain.core.contracts import Context, Question
 from abstain.core.errors import AbstainError
 from abstain.core.reasons import Reasons
 from abstain.data.validation.checks import ValidatedRows
@@ -88,6 +88,8 @@ def test_privacy_typed_text_is_redacted_contexts_and_ids_stay(monkeypatch: pytes
     assert privacy.apply(row) is row
     contexts = [{"chunk_id": MAIL, "text": "a"}, {"chunk_id": "a#2", "text": text}]
     redacted_contexts = open_privacy(redact_contexts=True).apply(read(contexts=contexts)).interaction
+    question = Question(interaction_id="q", question=text, contexts=redacted_contexts.contexts)
+    assert privacy.redact_row(question).question == redacted[0]
     assert redacted_contexts.contexts == (Context(chunk_id=MAIL, text="a"), Context(chunk_id="a#2", text=redacted[0]))
 
 

@@ -9,7 +9,7 @@ import pytest
 from abstain.serving.gate import Gate
 from abstain.serving.service import decision_inputs
 from abstain.serving.service.gate_service import GateService
-from abstain.serving.service.schemas import MAX_ANSWERS, MAX_INSTRUCTION_CHARACTERS
+from abstain.serving.service.schemas import MAX_ANSWERS
 from tests.learning.thresholds.builders import make_guarantee
 from tests.serving.clients import ASKED, GateClient
 from tests.serving.conftest import Connect, MadeUpReleases, MakeRelease, MakeService
@@ -181,12 +181,3 @@ def test_gate_hashes_a_response_outside_of_the_event_loop(client: GateClient, mo
     decision = client.post("/v1/gate", json={"response": response}).json()
     assert (decision["decision"], decision["show"], loops) == ("unavailable", False, [None])
     assert "the hidden states of the answer" in decision["reason"]["message"], "the features that it lacks"
-
-
-def test_familiarity_of_an_instruction(client: GateClient) -> None:
-    pytest.importorskip("wordfreq", reason="the extra `familiarity` is not installed")
-    reply = client.post("/v1/familiarity", json={"instruction": "What is the fee?"})
-    nothing = {"familiarity": None, "threshold": None, "concepts": [], "left_out": 0}
-    assert reply.status_code == 200 and reply.json() == nothing
-    rejected = client.post("/v1/familiarity", json={"instruction": "a " * MAX_INSTRUCTION_CHARACTERS})
-    assert rejected.status_code == 422 and str(MAX_INSTRUCTION_CHARACTERS) in rejected.json()["detail"]

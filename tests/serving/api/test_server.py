@@ -28,7 +28,7 @@ from tests.serving.status_page.builders import listening
 
 pytestmark = pytest.mark.heavy
 CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance)
-ROUTES = {"/v1/gate", "/v1/answer", "/v1/feedback", "/v1/contexts", "/v1/familiarity", "/v1/version"}
+ROUTES = {"/v1/gate", "/v1/answer", "/v1/feedback", "/v1/contexts", "/v1/version"}
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from sqlalchemy import Row as FoundRow
 
 from abstain.core.codes import Code
-from abstain.core.contracts import Interaction, Review, Row, Thumb
+from abstain.core.contracts import Interaction, Question, Review, Row, Thumb
 from abstain.core.errors import AbstainError
 from abstain.data.store.record_keys import from_microseconds, to_microseconds
 from abstain.data.store.splits import hash_to_unit_interval
@@ -137,7 +137,7 @@ def make_decision_row(
 
     Args:
         decision: The decision.
-        redact: Redacts the interaction.
+        redact: Redacts the interaction, and a reason that quotes its question.
         make_pseudonym: Makes the pseudonym of a user.
         sampling_rates: Rates with which the decision is sampled for the data.
         digest_key: Key of the row's digest, which is that of the original texts: two answers may differ only in what
@@ -158,9 +158,13 @@ def make_decision_row(
         request = decision.interaction.model_copy(update={"display": None, "propensity": None}).model_dump_json(
             exclude={"asked_at"}
         )
+    reason = decision.reason
+    if reason and decision.code == Code.UNFAMILIAR:  # it quotes the question
+        reason = redact(Question(interaction_id=decision.interaction_id, question=reason, contexts=())).question
     sampling_rate = sampling_rates.shown if decision.shown else sampling_rates.withheld
     return {
         **{name: getattr(decision, name) for name in _COPIED_COLUMNS},
+        "reason": reason,
         "decided_at": to_microseconds(decision.decided_at),
         "user": make_pseudonym(decision.user) if decision.user else None,
         "sampling_rate": sampling_rate,

@@ -1,7 +1,8 @@
 """Removal of texts from the log: because their days are over, or because a user's erasure was requested.
 
-Ids, numbers and versions stay. The user's pseudonym is removed as well, and the digest that identifies a repeated row:
-with the key, it could confirm a guessed text. After that, no decision is accepted under that id.
+Ids, numbers and versions stay. The user's pseudonym is removed as well, a reason that quotes the question, and the
+digest that identifies a repeated row: with the key, it could confirm a guessed text. After that, no decision is
+accepted under that id.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 from sqlalchemy import Connection, case, delete, func, or_, select, update
 
+from abstain.core.codes import Code
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.schema import CALLS, DECISIONS, ERASED_USERS, FEEDBACK, QUEUE, SHADOWS
 from abstain.data.store.record_keys import make_interaction_identity, to_microseconds
@@ -22,6 +24,8 @@ IDS_PER_STATEMENT = 500
 
 ERASED_FIELDS: dict[str, Any] = {"text_state": "erased", "content": None, "digest": None, "user": None}
 """The fields of an erased row."""
+_ERASED_REASON = {"reason": case((DECISIONS.c.code == Code.UNFAMILIAR.value, None), else_=DECISIONS.c.reason)}
+"""The field of an erased decision besides `ERASED_FIELDS`: this code's message quotes the question."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,8 @@ def erase_user(
             count += connection.execute(delete(QUEUE).where(QUEUE.c.interaction_id.in_(ids))).rowcount
             for table in (FEEDBACK, DECISIONS):
                 is_affected = table.c.interaction_id.in_(ids) & (table.c.text_state != "erased")
-                count += connection.execute(update(table).where(is_affected).values(ERASED_FIELDS)).rowcount
+                values = ERASED_FIELDS | (_ERASED_REASON if table is DECISIONS else {})
+                count += connection.execute(update(table).where(is_affected).values(values)).rowcount
         connection.execute(update(DECISIONS).where(DECISIONS.c.user.in_(names)).values(user=None))
     database.vacuum_removed_texts()
     return count
@@ -128,7 +133,8 @@ def purge_expired_texts(database: LogDatabase, now: datetime, keep_days: float) 
         for table, moment in ((DECISIONS, DECISIONS.c.decided_at), (FEEDBACK, FEEDBACK.c.recorded_at)):
             has_content = or_(table.c.text_state == "kept", table.c.digest.is_not(None))
             has_data = or_(has_content, table.c.user.is_not(None))
-            values = {**ERASED_FIELDS, "text_state": case((has_content, "expired"), else_=table.c.text_state)}
+            values = ERASED_FIELDS | (_ERASED_REASON if table is DECISIONS else {})
+            values |= {"text_state": case((has_content, "expired"), else_=table.c.text_state)}
             count += connection.execute(update(table).where(moment < oldest, has_data).values(values)).rowcount
         count += connection.execute(delete(SHADOWS).where(SHADOWS.c.decided_at < oldest)).rowcount
         count += connection.execute(delete(QUEUE).where(QUEUE.c.sampled_at < oldest)).rowcount

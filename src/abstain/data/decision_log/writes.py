@@ -77,7 +77,7 @@ def _write_decisions(
             outcomes.append("duplicate" if is_same else _make_conflict_error("interaction_id", interaction_id))
             continue
         if erased_users.get(row["user"], False):
-            row = {**row, **ERASED_FIELDS}
+            row = {**row, **ERASED_FIELDS} | ({"reason": None} if row["code"] == Code.UNFAMILIAR else {})
             erased_ids.add(interaction_id)
         (empty_ids.add if _is_empty(row) else empty_ids.discard)(interaction_id)
         digest_by_id[interaction_id], new[interaction_id] = row["digest"], row

@@ -19,7 +19,7 @@ from typing import TypeVar, cast
 
 from abstain.config.params import PrivacyParams
 from abstain.config.settings import Settings
-from abstain.core.contracts import Context, Interaction, Review, Row, Thumb
+from abstain.core.contracts import Context, Interaction, Question, Review, Row, Thumb
 from abstain.core.markdown import to_single_line
 from abstain.core.reasons import Reason
 from abstain.ingest.parsing import ParsedRow
@@ -103,9 +103,12 @@ class Privacy:
         return replace(row, interaction=interaction, thumb=thumb, review=review)
 
     def redact_row(self, row: R) -> R:
-        """Return an interaction, a thumb or a review as `apply` would redact it."""
+        """Return an interaction, a question, a thumb or a review as `apply` would redact it."""
         if isinstance(row, Interaction):
             return cast(R, self._redact_interaction(row))
+        if isinstance(row, Question):
+            contexts = self._redact_chunks(row.contexts)
+            return cast(R, _replace_values(row, question=self.redact(row.question), contexts=contexts))
         if isinstance(row, Thumb):
             return cast(R, self._redact_thumb(row))
         assert isinstance(row, Review)
@@ -144,13 +147,16 @@ class Privacy:
         return self._replace_user(user) if self._replace_user else user
 
     def _redact_interaction(self, row: Interaction) -> Interaction:
-        contexts = row.contexts
-        if self._redact_contexts and contexts:
-            redacted = tuple(_replace_values(context, text=self.redact(context.text)) for context in contexts)
-            contexts = contexts if all(a is b for a, b in zip(contexts, redacted, strict=True)) else redacted
+        contexts = self._redact_chunks(row.contexts)
         return _replace_values(
             row, question=self.redact(row.question), answer=self.redact(row.answer), contexts=contexts
         )
+
+    def _redact_chunks(self, contexts: tuple[Context, ...]) -> tuple[Context, ...]:
+        if not self._redact_contexts:
+            return contexts
+        redacted = tuple(_replace_values(context, text=self.redact(context.text)) for context in contexts)
+        return contexts if all(a is b for a, b in zip(contexts, redacted, strict=True)) else redacted
 
     def _redact_thumb(self, row: Thumb) -> Thumb:
         user = self.get_pseudonym(row.user) if row.user else None

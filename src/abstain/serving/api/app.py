@@ -48,12 +48,9 @@ from abstain.serving.service.schemas import (
     MAX_ANSWERS,
     AnswerRequest,
     AnswerResponse,
-    ConceptResponse,
     ContextsRequest,
     DecisionResponse,
     ErrorResponse,
-    FamiliarityRequest,
-    FamiliarityResponse,
     FeedbackRequest,
     FeedbackResponse,
     GateRequest,
@@ -66,8 +63,8 @@ from abstain.serving.service.telemetry import extract_trace_context, make_trace_
 
 API_PATHS = ("/v1/", "/beta/", "/gateways/", "/request", "/response")
 """Prefixes of the paths for programs, which send their key with each request."""
-GENERATING_PATHS = ("/v1/answer", "/v1/familiarity")
-"""These keep the base model busy for seconds: if too many of them wait, more are rejected before they are parsed."""
+GENERATING_PATH = "/v1/answer"
+"""It keeps the base model busy for seconds: if too many requests wait, more are rejected before they are parsed."""
 STATES_PATH = "/v1/gate/states"
 MAX_STATES_BYTES = 64 * 1024 * 1024
 """Maximum body size of `STATES_PATH`, whose body is states."""
@@ -157,7 +154,7 @@ def make_app(service: GateService, keys: ApiKeys, hosts: tuple[str, ...] | None 
     def check_body(scope: Scope, content: bytes) -> None:
         if not scope["path"].startswith(API_PATHS) or scope["path"] == STATES_PATH:
             return
-        if scope["path"] in GENERATING_PATHS:
+        if scope["path"] == GENERATING_PATH:
             service.check_queue(get_current_caller())
         n_values = estimate_value_count(content)
         if n_rows := len(content) // BYTES_PER_ROW + n_values // VALUES_PER_ROW:
@@ -329,18 +326,6 @@ def _make_gate_routes(service: GateService, keys: ApiKeys) -> APIRouter:
         service.row_quota.take(get_current_caller())
         await service.feedback.register_contexts(body)
         return Response(status_code=204)
-
-    @routes.post("/familiarity", operation_id="familiarity")
-    async def familiarity(body: FamiliarityRequest, _: AskKey, request: Request) -> FamiliarityResponse:
-        """Return whether the base model knows the concepts of an instruction, before it answers."""
-        result, threshold = await service.familiarity.measure(body.instruction, partial(wait_for_disconnect, request))
-        concepts = tuple(
-            ConceptResponse(concept=concept.concept, familiarity=concept.score, guess=concept.guess)
-            for concept in result.concepts
-        )
-        return FamiliarityResponse(
-            familiarity=result.score, threshold=threshold, concepts=concepts, left_out=result.left_out
-        )
 
     @routes.get("/version", operation_id="version")
     async def version(_: AskKey) -> VersionResponse:

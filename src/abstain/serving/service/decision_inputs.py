@@ -23,6 +23,7 @@ from abstain.data.decision_log.calls import RegisteredCall
 from abstain.data.decision_log.log import DecisionLog
 from abstain.serving.decision import Decision
 from abstain.serving.engine_states import StatesDescription, StatesInput, parse_states, read_states
+from abstain.serving.familiarity_check import RetrieveChunks
 from abstain.serving.gate import NO_CONTEXT_REASON, UNKNOWN_MODEL, DecisionInput, Gate, ScoredAnswer, to_contexts
 from abstain.serving.service.callers import get_current_caller
 from abstain.serving.service.schemas import GateRequest, RequestMetadata
@@ -30,8 +31,6 @@ from abstain.serving.service.version_follower import LoadedVersion
 from abstain.serving.state_files import read_and_delete
 
 RequestT = TypeVar("RequestT", bound=RequestMetadata)
-RetrieveChunks = Callable[[str, Sequence[str], int], Sequence[Context]]
-"""Returns the chunks nearest to a question that a user with these entitlements may read, best first, up to a number."""
 MAX_CHUNKS = 5
 """Number of chunks that are retrieved for a request without contexts."""
 MAX_OPEN_FILES = 8

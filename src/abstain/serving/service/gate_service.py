@@ -6,6 +6,7 @@ A decision is acknowledged once it is in the log. If the log cannot take it, the
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -22,6 +23,7 @@ from abstain.core.errors import AbstainError
 from abstain.data.decision_log.log import DecisionLog
 from abstain.serving.decision import Decision, DecisionReason
 from abstain.serving.explanation import Explanation
+from abstain.serving.familiarity_check import RetrieveChunks
 from abstain.serving.gate import DecisionInput, Gate, ScoredAnswer, UnreadAnswer, make_interaction_id, to_contexts
 from abstain.serving.generate import explain_no_room, generate_answers
 from abstain.serving.service.batching import Batcher
@@ -30,10 +32,8 @@ from abstain.serving.service.decision_inputs import (
     InputGatherer,
     PendingRequest,
     RawStates,
-    RetrieveChunks,
     count_characters,
 )
-from abstain.serving.service.familiarity import FamiliarityMeter
 from abstain.serving.service.feedback import FeedbackRecorder
 from abstain.serving.service.metrics import Metrics
 from abstain.serving.service.recording import RecordedDecision, Recorder
@@ -75,7 +75,6 @@ class GateService:
         metrics: Metrics of the server.
         gatherer: Gathers the inputs of decisions.
         feedback: Records thumbs, reviews and contexts.
-        familiarity: Measures the base model's familiarity with instructions.
         row_quota: Number of log rows that one caller may write; whoever writes rows takes from it first.
         shadow: The shadow gate; None without a shadow.
     """
@@ -101,7 +100,6 @@ class GateService:
             None if shadow_follower is None else ShadowGate(shadow_follower, log, self.metrics, shadow_batcher)
         )
         self.feedback = FeedbackRecorder(log, self.metrics, self.gatherer, self._redactions, settings.timeout_s)
-        self.familiarity = FamiliarityMeter(follower, self._batcher, settings.answer_timeout_s)
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def start_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -374,11 +372,16 @@ class GateService:
             operation=request.operation,
             allow_no_context=request.allow_no_context,
             on_text=on_text,
+            entitlements=request.entitlements,
         )
-        key = ("answer", version, request.operation, request.allow_no_context, on_text)
+        key = ("answer", version, request.operation, request.allow_no_context, on_text, request.entitlements)
         job = self._batcher.run(key, run, question, caller=get_current_caller())
         generated = await cancel_on_disconnect(job, wait_for_disconnect)
         pending.version, pending.scored = version, generated.scored
+        cause = generated.decision.reason
+        if generated.interaction is None and cause is not None and cause.code is Code.UNFAMILIAR:
+            # The log has no texts by which it could tell that the request is repeated.
+            pending.input_sha256 = hashlib.sha256(question.model_dump_json().encode()).hexdigest()
         if generated.interaction is not None:
             metadata = {name: getattr(request, name) for name in ("product", "line_of_business", "group")}
             pending.interaction = generated.interaction.model_copy(update=metadata)

@@ -21,12 +21,11 @@ MAX_SCORES = 100
 """Scores of one answer that the assistant sends."""
 MAX_ANSWERS = 64
 """Answers in one request, of a gateway, too."""
-MAX_INSTRUCTION_CHARACTERS = 2000
-"""Length of an instruction whose familiarity is requested."""
 ShortText = Annotated[Text, StringConstraints(max_length=200)]
 """A name, not a text: it is stored unchanged, and some of them permanently."""
 LimitedScoreName = Annotated[ScoreName, StringConstraints(max_length=200)]
 Contexts = Annotated[tuple[Context | Text, ...], Field(max_length=MAX_LIST_ITEMS, fail_fast=True)]
+Entitlements = Annotated[tuple[ShortText, ...], Field(max_length=MAX_LIST_ITEMS, fail_fast=True)]
 
 
 class RequestMetadata(Row):
@@ -55,9 +54,7 @@ class GateRequest(RequestMetadata):
     answer: Text | None = None
     allow_no_context: bool = Field(False, description="an answer without any context is meant to be decided on")
     call_id: Id | None = Field(None, description="of contexts that were registered before")
-    entitlements: Annotated[tuple[ShortText, ...], Field(max_length=MAX_LIST_ITEMS, fail_fast=True)] | None = Field(
-        None, description="of the asker, to retrieve contexts from the index"
-    )
+    entitlements: Entitlements | None = Field(None, description="of the asker, to retrieve contexts from the index")
     states: StatesInput | None = Field(None, description="hidden states that the engine has computed of the answer")
     response: dict[str, Any] | None = Field(
         None, description="of an OpenAI-style API, whose log-probabilities are used for scorers that read these alone"
@@ -78,6 +75,7 @@ class AnswerRequest(RequestMetadata):
     question: Text
     contexts: Contexts = ()
     allow_no_context: bool = False
+    entitlements: Entitlements = Field((), description="of the asker, to retrieve background on unfamiliar concepts")
     max_new_tokens: Annotated[int, Field(ge=1, le=1024)] = 48
     temperature: Annotated[float, Field(ge=0, le=100)] = 0.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -114,7 +112,9 @@ class DecisionResponse(Row):
     components: tuple[str, ...] = Field(description="the scorers that the confidence combines")
     feature_spec: str | None = Field(description="digest of what the scorer reads, of GET /v1/version")
     forward_tokens: float = Field(description="tokens that the base model read for this decision")
-    reason: DecisionReason | None = Field(description="why there is no confidence, or no guarantee")
+    reason: DecisionReason | None = Field(
+        description="why there is no confidence, or no guarantee, or what the base model did not know"
+    )
 
 
 class AnswerResponse(DecisionResponse):
@@ -171,27 +171,6 @@ class ContextsRequest(Row):
     user: ShortText | None = None
     product: ShortText | None = None
     ttl_s: Annotated[float, Field(gt=0, le=3600)] = 300.0
-
-
-class FamiliarityRequest(Row):
-    instruction: Annotated[Text, StringConstraints(max_length=MAX_INSTRUCTION_CHARACTERS)] = Field(
-        description="is searched for concepts in one step, for which decisions wait"
-    )
-
-
-class ConceptResponse(Row):
-    concept: str
-    familiarity: float | None
-    guess: str = Field(description="the likeliest guess of the base model that contains the concept")
-
-
-class FamiliarityResponse(Row):
-    """The familiarity of the base model with an instruction. `threshold`: h, null until it is computed."""
-
-    familiarity: float | None
-    threshold: float | None
-    concepts: tuple[ConceptResponse, ...]
-    left_out: int
 
 
 class ScorerResponse(Row):

@@ -87,5 +87,7 @@ def emit_decision_event(decision: Decision, source: str, trace: context.Context 
     if decision.version is not None:
         attributes["abstain.version"] = decision.version
     if decision.reason:
-        attributes["gen_ai.evaluation.explanation"] = str(decision.reason)
+        is_quote = decision.reason.code is Code.UNFAMILIAR  # of the question
+        message = decision.reason.code.cause if is_quote else decision.reason.message
+        attributes["gen_ai.evaluation.explanation"] = f"{decision.reason.code}: {message}"
     _logger.emit(LogRecord(event_name=EVENT, severity_number=SeverityNumber.INFO, attributes=attributes, context=trace))
