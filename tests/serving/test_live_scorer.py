@@ -1,6 +1,8 @@
 """Releases whose live scorer is not the probe: scored one by one, in a backlog, and of answers that are written here."""
 
 import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +13,10 @@ from abstain.core.codes import Code
 from abstain.core.contracts import Interaction, Question
 from abstain.learning.estimators.onnx_logistic import fusion_to_onnx, logistic_to_onnx
 from abstain.llm.engine.requests import Generate
+from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.features.shard_job import LocalRunner
-from abstain.llm.signals.compute_features import read_features
+from abstain.llm.signals.base import FeatureBatch
+from abstain.llm.signals.compute_features import FeatureReader, read_features
 from abstain.llm.signals.likelihood import LIKELIHOOD_SIGNALS
 from abstain.llm.signals.writer import WriterScores
 from abstain.serving import scorer_latency
@@ -23,6 +27,7 @@ from abstain.serving.generate import generate_answers
 from abstain.serving.predictor import Predictor
 from abstain.serving.provided_features import WRITER_SCORES_NAME
 from abstain.serving.scorer_latency import make_random_features, measure_scorer_p99_ms
+from abstain.serving.service.shadow import reuse_features
 from tests.serving.builders import FUSION, requests, write_scorer
 from tests.serving.conftest import Open
 
@@ -155,3 +160,31 @@ def test_score_backlog_has_no_confidence_of_unreadable(opened: Open) -> None:
     scores = score_backlog(scorer, lambda: rows, 5, rank=len)
     assert (set(scores.confidences), scores.skipped) == ({"i-1"}, 0)
     assert score_backlog(scorer, list, 5, rank=len) == BatchScores({}, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class ReadsTexts:
+    """A scorer that runs a model of its own on the answer's text."""
+
+    requires: tuple[FeatureRequest, ...] = ()
+
+    def score(self, answers: FeatureBatch) -> np.ndarray:
+        return np.array([len(row.answer) / 100 for row in answers.interactions])
+
+    def estimate_forward_tokens(self, interactions: Sequence[Interaction]) -> float:
+        return 7.0
+
+
+def test_scorer_with_own_model_reads_whole_answers(opened: Open, settings: Settings) -> None:
+    plain = opened()
+    scorer = replace(plain.scorer, scorer=ReadsTexts())
+    predictor = replace(plain, scorer=scorer, reader=FeatureReader(()))
+    assert scorer.needs_model and scorer.running
+    scores = backlog(predictor, at_most=2)
+    assert scores.confidences == {row.interaction_id: len(row.answer) / 100 for row in requests(8)[6:]}
+    assert (scores.cached, scores.computed, scores.skipped) == (0, 2, 6), "none is scored without its texts"
+    (decision,) = predictor.decide_interactions(requests(1))
+    assert decision.forward_tokens == 7
+    gate = Gate(predictor, FeatureSpec.from_scorer(scorer, settings))
+    assert isinstance(gate.score_without_model(DecisionInput("i-0", requests(1)[0])), UnreadAnswer)
+    assert reuse_features(gate, gate, FeatureBatch(requests(1), {})) is None, "a shadow runs no model beside its turn"

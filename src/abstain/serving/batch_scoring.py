@@ -66,7 +66,8 @@ def score_backlog(
     """Score all answers whose features are cached, and a bounded number of others.
 
     In memory are `BLOCK_ROWS` interactions, all interactions without their contexts, and those that the base model
-    reads. An answer that the base model cannot read has no confidence.
+    reads. An answer that the base model cannot read has no confidence. If the scorer runs a model to score, no answer
+    counts as cached: its texts are needed.
 
     Args:
         predictor: Scorer and feature sources of the version.
@@ -82,12 +83,12 @@ def score_backlog(
         The confidences and how many answers were cached, computed and skipped.
     """
     readable_by_id = {answer.interaction.interaction_id: answer for answer in _iter_readable(predictor, interactions())}
-    cached = dict(
-        _iter_cached_scores(
-            predictor,
-            [answer for interaction_id, answer in readable_by_id.items() if interaction_id not in sampled_ids],
-        )
+    reusable = (
+        []
+        if predictor.scorer.running
+        else [answer for interaction_id, answer in readable_by_id.items() if interaction_id not in sampled_ids]
     )
+    cached = dict(_iter_cached_scores(predictor, reusable))
     uncached = [interaction_id for interaction_id in readable_by_id if interaction_id not in cached]
     chosen_ids = set(nsmallest(max_inference, uncached, key=rank))
     selected = [row for row in interactions() if row.interaction_id in chosen_ids] if chosen_ids else []

@@ -181,6 +181,11 @@ class LiveScorer:
         """The components that run a model when they score."""
         return tuple(component for component in self.components.values() if isinstance(component, RunsModel))
 
+    @property
+    def needs_model(self) -> bool:
+        """Whether a model runs for a decision; none does for the writer's scores."""
+        return bool(self.requires or self.running)
+
     def score(self, answers: FeatureBatch) -> np.ndarray:
         """Return confidences, float64 (rows,); nan if there is none."""
         return np.asarray(self.scorer.score(answers), float)

@@ -181,7 +181,7 @@ class GateService:
             AbstainError: There is not enough room.
         """
         version = self.follower.current
-        if version is None or len(requests) < 2 or not version.gate.predictor.scorer.requires:
+        if version is None or len(requests) < 2 or not version.gate.predictor.scorer.needs_model:
             return
         n_unread = sum(request.answer is not None and request.states is None for request in requests)
         self._batcher.check_capacity(get_current_caller(), n_unread)

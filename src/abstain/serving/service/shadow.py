@@ -137,7 +137,7 @@ def reuse_features(shadow: Gate, live: Gate, batch: FeatureBatch | None) -> Feat
         batch: The answer with the features that `live` has used.
 
     Returns:
-        The answer with the candidate's features; None if some are missing.
+        The answer with the candidate's features; None if some are missing, or its scorer runs a model to score.
     """
     shadow_predictor, live_predictor = shadow.predictor, live.predictor
     has_same_prompts = all(
@@ -145,7 +145,12 @@ def reuse_features(shadow: Gate, live: Gate, batch: FeatureBatch | None) -> Feat
         for name in ("model", "layout", "too_long")
     )
     requests = shadow_predictor.scorer.requires
-    if batch is None or not has_same_prompts or not set(requests) <= set(batch.features):
+    if (
+        batch is None
+        or shadow_predictor.scorer.running
+        or not has_same_prompts
+        or not set(requests) <= set(batch.features)
+    ):
         return None
     return FeatureBatch(batch.interactions, {request: batch.features[request] for request in requests})
 

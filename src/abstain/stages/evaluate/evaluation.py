@@ -200,13 +200,13 @@ def _select_plotted_scorers(board: Mapping[str, ScorerMetrics], scorers: ScoreTa
         if "signal" in kind and (auroc := board[name].auroc) is not None
     }
     best = [max(aurocs, key=lambda name: aurocs[name])] if aurocs else []
-    selected = (scorers.served, PROBE, *_find_widest_fusion(scorers), *best, LENGTH_ONLY)
+    selected = (scorers.served, PROBE, *_list_fusions(scorers)[:1], *best, LENGTH_ONLY)
     return [name for name in dict.fromkeys(selected) if name in board]
 
 
-def _find_widest_fusion(scorers: ScoreTable) -> list[str]:
-    """Return the name of the fusion of the most scorers; nothing if there is no fusion."""
-    return [name for name in FUSIONS if name in scorers.fusions][-1:]
+def _list_fusions(scorers: ScoreTable) -> list[str]:
+    """Return the names of the fusions, that of the most scorers first."""
+    return [name for name in reversed(FUSIONS) if name in scorers.fusions]
 
 
 def _build_content(params: Params, candidate: CandidateArtifacts) -> EvaluationContent:
@@ -217,8 +217,8 @@ def _build_content(params: Params, candidate: CandidateArtifacts) -> EvaluationC
     costs = _compute_forward_tokens(candidate)
     uncalibrated = [name for name in UNCALIBRATED if name in names]
     by_method = compare_calibrators(validation, holdout, scorers.served, uncalibrated, RESAMPLING)
-    shown = [scorers.served] if scorers.served in scorers.fusions else _find_widest_fusion(scorers)
-    fusion = scorers.fusions[shown[0]] if shown else None
+    fusions = [scorers.fusions[name] for name in (scorers.served, *_list_fusions(scorers)) if name in scorers.fusions]
+    fusion = fusions[0] if fusions else None
     strata, min_n_eff = _make_strata(candidate), params.evaluation.min_n_eff
     threshold = candidate.threshold.threshold
     return EvaluationContent(
