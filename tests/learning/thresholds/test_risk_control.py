@@ -14,11 +14,17 @@ from abstain.learning.thresholds.guarantee import (
     MIN_GROUPS,
     VOID_IF,
     Guarantee,
+    TargetMetric,
     can_check,
 )
 from abstain.learning.thresholds.outcomes import ControlledThreshold, InfeasibleThreshold
 from abstain.learning.thresholds.reviews_needed import estimate_reviews_needed
-from abstain.learning.thresholds.risk_control import ReviewedAnswers, control_risk, control_risk_by_params
+from abstain.learning.thresholds.risk_control import (
+    ReviewedAnswers,
+    choose_candidate_thresholds,
+    control_risk,
+    control_risk_by_params,
+)
 from benchmarks.guarantee import (
     Cell,
     Population,
@@ -71,12 +77,12 @@ def test_control_risk_twenty_documents_keep_coverage(liked_often: float) -> None
 
 
 def test_control_risk_few_documents_give_no_guarantee() -> None:
-    generator = np.random.default_rng(1)
-    tested, training = (Population(0.85).draw(documents, 30, generator) for documents in (8, 16))
-    made = control_risk_by_params(tested, training, make_threshold_params())
+    tested, enough = (replace(make_answers((0.9, 80, 0)), groups=np.arange(80) % groups) for groups in (8, MIN_GROUPS))
+    made = control_risk_by_params(tested, enough, make_threshold_params())
     assert isinstance(made, InfeasibleThreshold) and made.groups == 8
-    assert made.reviews_needed is not None and made.reviews_needed >= made.rows * MIN_GROUPS / 8
+    assert (made.reviews_needed, made.additional_reviews) == (80 * MIN_GROUPS / 8, 20)
     assert f"about 8 documents were reviewed: review answers about {MIN_GROUPS} or more" in made.to_guarantee().message
+    assert isinstance(control_risk_by_params(enough, tested, make_threshold_params()), ControlledThreshold)
 
 
 def test_control_risk_reviews_needed_reach_stated_power() -> None:
@@ -197,13 +203,45 @@ def test_control_risk_too_few_reviews_estimates_needed() -> None:
     assert "bring about 333 more, or lower threshold.target" in guarantee.message
 
 
-def test_control_risk_bad_estimate_gives_lower_bound() -> None:
+def test_control_risk_needed_reviews_count_weights_and_groups() -> None:
+    """The number of reviews depends on the ratios of weights, not their unit, and on answers that err together."""
+    tested, training = make_answers((0.9, 19, 1), (0.3, 10, 20)), make_answers((0.9, 38, 2), (0.3, 20, 40))
+    requirement = make_threshold_params(0.9)
+
+    def made(weights: np.ndarray) -> InfeasibleThreshold:
+        found = control_risk_by_params(replace(tested, weight=weights), training, requirement)
+        assert isinstance(found, InfeasibleThreshold)
+        return found
+
+    assert made(np.full(50, 7.0)).reviews_needed == 383
+    heavier = made(np.where((tested.correct == 0) & (tested.confidence == 0.9), 1.0, 0.5))
+    assert (heavier.precision, heavier.coverage) == pytest.approx((47.5 / 50.5, 50.5 / 125.5))
+    for metric, target, counted, reached in (("precision", 0.9, 60, 0.95), ("error_rate", 0.05, 120, 0.025)):
+        alike = replace(make_answers((0.9, 57, 3), (0.3, 10, 50)), groups=np.r_[np.arange(57) // 3, [19] * 3, 20:80])
+        found = control_risk_by_params(alike, alike, make_threshold_params(target, metric))
+        assert isinstance(found, InfeasibleThreshold) and found.n_eff < 0.9 * counted
+        share = found.n_eff / counted
+        needed = estimate_reviews_needed(found.metric, target, 0.9, reached, 0.5, effective_share=share)
+        assert found.reviews_needed == pytest.approx(needed, rel=0.05)
+
+
+def test_choose_candidate_thresholds_spaced_by_weight() -> None:
+    values = np.arange(1, 1001) / 1000
+    training = ReviewedAnswers(values, np.ones(1000, int), np.where(values > 0.9, 9.0, 1.0))
+    assert (choose_candidate_thresholds(training) > 0.9).mean() == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize("metric", ["error_rate", "precision"])
+def test_control_risk_bad_estimate_gives_lower_bound(metric: TargetMetric) -> None:
     """2 of 10 + 20 are incorrect and 5 % are tolerated: a truth of 1.2 % would show as many one time in twenty."""
-    few = make_answers((0.9, 9, 1)), make_answers((0.9, 19, 1))
-    made = control_risk_by_params(*few, make_threshold_params(0.05, "error_rate"), validation_share=0.25)
+    withheld = ((0.3, 0, 10), (0.3, 0, 20)) if metric == "precision" else ()
+    few = [make_answers((0.9, right, 1), *withheld[at : at + 1]) for at, right in enumerate((9, 19))]
+    requirement = make_threshold_params(0.95 if withheld else 0.05, metric)
+    made = control_risk_by_params(few[0], few[1], requirement, validation_share=0.25)
     assert isinstance(made, InfeasibleThreshold) and made.is_lower_bound
     best = beta.ppf(0.05, 2, 29)
-    assert made.reviews_needed == estimate_reviews_needed("error_rate", 0.05, 0.9, best, 1.0)
+    reached, coverage = (1 - best, 0.5) if withheld else (best, 1.0)
+    assert made.reviews_needed == estimate_reviews_needed(metric, requirement.target, 0.9, reached, coverage)
     many = make_answers((0.9, 900, 100))
     hopeless = control_risk_by_params(many, many, make_threshold_params(0.05, "error_rate")).to_guarantee()
     assert (hopeless.status, hopeless.additional_reviews) == ("none", None)
