@@ -11,8 +11,8 @@ from abstain.core.codes import Code
 from abstain.core.contracts import Interaction, Question
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.loading import find_model, load_tokenizer
-from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.requests import Generate, Request
+from abstain.llm.engine.tokenization import load_model_layout
 from abstain.llm.features.extraction import FeatureSource, PreparedRequest
 from abstain.llm.features.feature_store import FeatureStore, OnProgress
 from abstain.llm.features.shard_job import JobStats, ShardRunner
@@ -48,8 +48,8 @@ def generate_answers(
         AbstainError: a question does not fit the context length.
     """
     source, rows = FeatureSource(llm, settings), FeatureStore(llm.model, settings)
-    ref, layout = find_model(llm.model, settings), load_layout(llm.layout)
-    tokenizer = load_tokenizer(ref)
+    ref = find_model(llm.model, settings)
+    layout, tokenizer = load_model_layout(ref, llm.layout), load_tokenizer(ref)
     requests = [_request(source, question, Generate(tokens)) for question in questions]
     stats = rows.compute_missing(requests, progress, runner)
     answers = [""] * len(questions)

@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from abstain.llm.engine.loading import find_model, load_tokenizer
-from abstain.llm.engine.prompts import PromptSegments, Segment, load_layout
+from abstain.llm.engine.loading import ModelRef, find_model, load_tokenizer
+from abstain.llm.engine.prompts import PromptSegments, Segment
 from abstain.llm.engine.requests import NLL, Generate, Request
-from abstain.llm.engine.tokenization import encode_segments
+from abstain.llm.engine.tokenization import encode_segments, load_model_layout
 from abstain.llm.familiarity.guessing import read_texts
 from abstain.llm.familiarity.masking import MASK
 from abstain.llm.features.feature_store import FeatureStore, OnProgress
@@ -60,7 +60,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class FamiliarityBaselines:
-    """Baselines by the base model of `store`, prompted by `template`, "chatml" or "plain" (engine/questions)."""
+    """Baselines by the base model of `store`, prompted by `template`, as a `ConceptGuesser` (engine/questions)."""
 
     store: FeatureStore
     template: str
@@ -163,7 +163,7 @@ class FamiliarityBaselines:
         return np.where(yes, probabilities, 1 - probabilities)
 
     def _prompt(self, question: str, text: str, domain: str = "") -> PromptSegments:
-        layout = load_layout(f"{question}-{self.template}-v1", "questions")
+        layout = load_model_layout(self._ref, f"{question}-{self.template}-v1", "questions")
         return layout.render(text, [f"{domain} "] if domain else [], None)
 
     def _replies(self, prompts: Sequence[PromptSegments], operation: Generate, progress: OnProgress) -> list[str]:
@@ -193,8 +193,12 @@ class FamiliarityBaselines:
         ]  # nothing precedes the first token of a reply by itself
 
     @cached_property
+    def _ref(self) -> ModelRef:
+        return find_model(self.store.model, self.store.settings)
+
+    @cached_property
     def _tokenizer(self) -> Any:
-        return load_tokenizer(find_model(self.store.model, self.store.settings))
+        return load_tokenizer(self._ref)
 
 
 def split_at_concept(reply: str, concept: str) -> list[Segment]:

@@ -24,7 +24,7 @@ from abstain.knowledge.retrieval.encoder import SentenceEncoder
 from abstain.llm.engine.device import choose_device, choose_dtype
 from abstain.llm.engine.engine import ENGINE_VERSION
 from abstain.llm.engine.loading import find_model
-from abstain.llm.engine.prompts import load_layout
+from abstain.llm.engine.tokenization import load_model_layout
 from studies.cell import ExperimentRunner
 from studies.declared import Experiment, ExperimentCell
 from studies.rows import read_parts
@@ -87,7 +87,7 @@ def get_cell_inputs(runner: ExperimentRunner, cell: ExperimentCell, files: Mappi
         "result": RESULT,
         "cell": cell.model_dump(mode="json"),
         "models": [str(find_model(llm.model, settings)), runner.get_perturbation_model(cell)],
-        "layout": load_layout(llm.layout).digest,
+        "layout": load_model_layout(find_model(llm.model, settings), llm.layout).digest,
         "dtype": str(choose_dtype(settings, choose_device(settings))),
         "engine": ENGINE_VERSION,
         "encoder": _encoder() if cell.metric == NEEDS_ENCODER else None,

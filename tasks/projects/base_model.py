@@ -51,12 +51,13 @@ def require_base_model(llm: LLMParams, settings: Settings) -> None:
     from abstain.llm.engine.device import choose_device, choose_dtype  # torch: seconds
     from abstain.llm.engine.engine import Engine
     from abstain.llm.engine.loading import find_model, load_model
-    from abstain.llm.engine.prompts import load_layout
     from abstain.llm.engine.requests import NLL, Request
+    from abstain.llm.engine.tokenization import load_model_layout, warn_about_layout
 
-    layout = load_layout(llm.layout)
-    device = choose_device(settings)
-    loaded = load_model(find_model(llm.model, settings), device, choose_dtype(settings, device))
+    ref, device = find_model(llm.model, settings), choose_device(settings)
+    layout = load_model_layout(ref, llm.layout)
+    warn_about_layout(ref, llm.layout)
+    loaded = load_model(ref, device, choose_dtype(settings, device))
     engine = Engine(
         replace(loaded, self_check_folder=settings.home.resolve() / "decoder-checks"), settings.batch_tokens
     )

@@ -11,9 +11,8 @@ from pydantic import Field
 from abstain.config.settings import Settings
 from abstain.core.contracts import Row
 from abstain.llm.engine.loading import find_model, load_tokenizer, read_layer_count
-from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.requests import EOS, NLL, Generate, HiddenStates, NextTokenProbs, Site, get_chosen_layer
-from abstain.llm.engine.tokenization import encode_segments
+from abstain.llm.engine.tokenization import encode_segments, load_model_layout
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.serving.live_scorer import LiveScorer
 
@@ -52,7 +51,8 @@ class FeatureSpec(Row):
         """
         llm, ref = scorer.llm, find_model(scorer.llm.model, settings)
         layer, depth, tokenizer = get_chosen_layer(llm), read_layer_count(ref), load_tokenizer(ref)
-        eos_segments = tuple(segment for segment in load_layout(llm.layout).render("", [], "") if segment.name == EOS)
+        prompt = load_model_layout(ref, llm.layout).render("", [], "")
+        eos_segments = tuple(segment for segment in prompt if segment.name == EOS)
         encodable_segments = (
             eos_segments if not any(segment.eos and tokenizer.eos_token_id is None for segment in eos_segments) else ()
         )

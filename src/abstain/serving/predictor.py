@@ -16,7 +16,7 @@ from abstain.core.errors import AbstainError
 from abstain.learning.metrics.calibration import Calibrator, calibrator_from_dict
 from abstain.learning.thresholds.guarantee import Guarantee
 from abstain.llm.engine.loading import find_model
-from abstain.llm.engine.prompts import load_layout
+from abstain.llm.engine.tokenization import load_model_layout
 from abstain.llm.features.extraction import FeatureSource, UnreadableInteraction
 from abstain.llm.features.feature_store import OnProgress
 from abstain.llm.features.shard_job import JobStats
@@ -71,14 +71,14 @@ class Predictor:
             raise AbstainError(
                 Code.BAD_ARTIFACT, f"{file} carries no complete metadata: export it with this project"
             ) from None
-        local_revision = find_model(llm.model, settings).revision
-        if local_revision != trained_revision:
+        ref = find_model(llm.model, settings)
+        if ref.revision != trained_revision:
             raise AbstainError(
                 Code.VERSION_MISMATCH,
                 f"version {version} was trained on {llm.model}@{trained_revision}, but this machine has "
-                f"@{local_revision}: fetch that revision, or retrain",
+                f"@{ref.revision}: fetch that revision, or retrain",
             )
-        if load_layout(llm.layout).digest != layout_digest:
+        if load_model_layout(ref, llm.layout).digest != layout_digest:
             raise AbstainError(
                 Code.VERSION_MISMATCH,
                 f"prompt layout {llm.layout} has changed since version {version} was trained: restore it",

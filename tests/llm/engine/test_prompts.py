@@ -145,10 +145,6 @@ def test_encode_prompt_bos_follows_the_tokenizer() -> None:
     assert with_it.spans == {name: (first + 1, end + 1) for name, (first, end) in part.spans.items()}
     spelt = (Segment("start", "<|im_start|>", literal=True), *prompt)
     assert encode_prompt(beginning, spelt).ids == with_it.ids, "a layout that begins with BOS gets no second one"
-    for question in ("yes-score-v1", "probability-v1", "concept-explain-plain-v1"):
-        asked = load_layout(question, "questions").render("Why?", ["one"], "Because.")
-        text = "".join(segment.text for segment in asked)
-        assert encode_prompt(beginning, asked).ids == beginning.encode(text), "as the tokenizer begins a text"
     for without in (other, TOKENIZER, byte_tokenizer(eos=False)):
         assert get_bos_tokens(without) == []
     assert encode_prompt(other, prompt) == part

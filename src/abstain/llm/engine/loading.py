@@ -28,6 +28,7 @@ from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import create_home, write_atomically
+from abstain.llm.engine.chat_template import apply_chat_tokens
 
 
 @dataclass(frozen=True)
@@ -245,7 +246,9 @@ def load_tokenizer(ref: ModelRef) -> Any:
 
     _ensure_files(ref)
     with translate_load_errors(ref):
-        return AutoTokenizer.from_pretrained(ref.path, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(ref.path, trust_remote_code=False)
+        apply_chat_tokens(tokenizer, Path(ref.path))
+    return tokenizer
 
 
 def read_context_length(ref: ModelRef) -> int | None:

@@ -11,6 +11,9 @@ Notes:
   that text ends its answers, and the states are read there. No layout has a BOS: tokenization.py begins every prompt
   as the tokenizer begins a text.
 
+`auto` and NAME-auto-v1 are the ChatML files qa-chatml-v1 and NAME-chatml-v1, spelled with the chat template of the base
+model's tokenizer (chat_template.py).
+
 Questions about a given answer are laid out in the same way, in `engine/questions`: `after-NAME` continues the prompt
 of layout NAME, the others are whole prompts.
 """
@@ -18,6 +21,7 @@ of layout NAME, the others are whole prompts.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -48,6 +52,7 @@ class Segment:
 
 
 PromptSegments = tuple[Segment, ...]
+LayoutEntry = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -65,17 +70,18 @@ class Layout:
     @cached_property
     def digest(self) -> str:
         """The sha256 (hex) of the layout's entries; comments do not count."""
-        return hashlib.sha256(repr(self._entries).encode()).hexdigest()
+        return hashlib.sha256(repr(self.entries).encode()).hexdigest()
 
     @cached_property
-    def _entries(self) -> list[dict[str, Any]]:
-        entries: list[dict[str, Any]] = yaml.safe_load(self.source)
+    def entries(self) -> list[LayoutEntry]:
+        """One entry per segment."""
+        entries: list[LayoutEntry] = yaml.safe_load(self.source)
         return entries
 
     @property
     def takes_contexts(self) -> bool:
         """Whether the layout has a place for retrieved chunks."""
-        return any(entry.get("field") == "contexts" for entry in self._entries)
+        return any(entry.get("field") == "contexts" for entry in self.entries)
 
     def render(self, question: str, contexts: Sequence[str], answer: str | None) -> PromptSegments:
         """Render an interaction as segments, in order.
@@ -90,7 +96,7 @@ class Layout:
         """
         fields = {"question": question, "contexts": contexts, "answer": answer}
         segments: list[Segment] = []
-        for entry in self._entries:
+        for entry in self.entries:
             name = entry["segment"]
             if answer is None and name == "answer":
                 break
@@ -113,16 +119,16 @@ class Layout:
         Returns:
             The answer.
         """
-        end = next((entry.get("literal") for entry in self._entries if entry["segment"] == "eos"), None)
+        end = next((entry.get("literal") for entry in self.entries if entry["segment"] == "eos"), None)
         return text.partition(end)[0].strip() if end else text
 
 
 @lru_cache
 def load_layout(name: str, folder: str = "layouts") -> Layout:
-    """Load a prompt layout or a question.
+    """Load a prompt layout or a question from its file; `load_model_layout` spells it for a base model.
 
     Args:
-        name: Name of the file, without its suffix.
+        name: Name of the file, without its suffix; with `auto`, the file is in ChatML.
         folder: `layouts`, or `questions` for a question.
 
     Returns:
@@ -132,8 +138,10 @@ def load_layout(name: str, folder: str = "layouts") -> Layout:
         AbstainError: There is no such file. The message lists the available ones.
     """
     files = resources.files("abstain.llm.engine") / folder
-    file = files / f"{name}.yaml"
+    source_name = re.sub(r"\bauto$", "qa-auto-v1", name).replace("-auto-", "-chatml-")
+    file = files / f"{source_name}.yaml"
     if not file.is_file():
         available = sorted(item.name.removesuffix(".yaml") for item in files.iterdir() if item.name.endswith(".yaml"))
+        available = ["auto", *available] if folder == "layouts" else available
         raise AbstainError(Code.UNKNOWN_NAME, f"no prompt layout '{name}' in {files}: there are {', '.join(available)}")
     return Layout(name, file.read_text(encoding="utf-8"))

@@ -2,18 +2,65 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.llm.engine.chat_template import spell_layout
 from abstain.llm.engine.loading import ModelRef, load_tokenizer, read_context_length
-from abstain.llm.engine.prompts import PromptSegments
+from abstain.llm.engine.prompts import Layout, PromptSegments, Segment, load_layout
+
+log = logging.getLogger(__name__)
 
 TOKENIZER_LOCK = threading.Lock()
 """How a tokenizer splits special tokens is a state of it: another thread's choice must not come in between."""
+
+
+@lru_cache
+def load_model_layout(ref: ModelRef, name: str, folder: str = "layouts") -> Layout:
+    """Load a prompt layout or a question as a base model reads it.
+
+    Args:
+        ref: Reference to the base model.
+        name: Name of the layout; with `auto`, it is spelled with the chat template of the model's tokenizer.
+        folder: As in `load_layout`.
+
+    Returns:
+        The layout.
+
+    Raises:
+        AbstainError: There is no such layout, or no chat template that can spell it.
+    """
+    layout = load_layout(name, folder)
+    if "auto" not in name.split("-"):
+        return layout
+    after = load_layout(name.removeprefix("after-")) if name.startswith("after-") else None
+    return spell_layout(layout, load_tokenizer(ref), after)
+
+
+@lru_cache
+def warn_about_layout(ref: ModelRef, name: str) -> None:
+    """Log, once a process, that a layout begins answers in another way than the chat template of the base model.
+
+    Args:
+        ref: Reference to the base model.
+        name: Name of the layout.
+    """
+    try:
+        own = load_model_layout(ref, "auto")
+    except AbstainError:  # there is no chat template that the layout could be in
+        return
+    turn, own_turn = (layout.render("", (), None)[-1].text for layout in (load_model_layout(ref, name), own))
+    if not turn.endswith(own_turn):
+        log.warning(
+            "prompt layout %s is not in the chat template with which %s was trained: set llm.layout: auto",
+            name,
+            ref.name,
+        )
 
 
 @dataclass(frozen=True)
@@ -55,14 +102,14 @@ def encode_prompt(tokenizer: Any, prompt: PromptSegments) -> EncodedPrompt:
     Raises:
         AbstainError: As in `encode_segments`.
     """
-    encoded, bos = encode_segments(tokenizer, prompt), get_bos_tokens(tokenizer)
+    encoded, bos = encode_segments(tokenizer, prompt, begins=True), get_bos_tokens(tokenizer)
     if not prompt or encoded.ids[:1] == bos:
         return encoded
     spans = {name: (first + len(bos), end + len(bos)) for name, (first, end) in encoded.spans.items()}
     return EncodedPrompt(bos + encoded.ids, spans)
 
 
-def encode_segments(tokenizer: Any, prompt: PromptSegments) -> EncodedPrompt:
+def encode_segments(tokenizer: Any, prompt: PromptSegments, *, begins: bool = False) -> EncodedPrompt:
     """Tokenize a part of a prompt segment by segment.
 
     A literal keeps its special tokens; in text that people wrote they are split into plain characters, so it cannot end
@@ -71,6 +118,8 @@ def encode_segments(tokenizer: Any, prompt: PromptSegments) -> EncodedPrompt:
     Args:
         tokenizer: Tokenizer of the base model.
         prompt: Segments of the prompt.
+        begins: Whether the first segment begins the text. Tokenizers such as Mistral's put a space before a text, which
+            no other segment gets.
 
     Returns:
         The token ids with the spans of the segments.
@@ -89,13 +138,22 @@ def encode_segments(tokenizer: Any, prompt: PromptSegments) -> EncodedPrompt:
                 )
             segment_ids = [tokenizer.eos_token_id]
         else:
-            with TOKENIZER_LOCK:
-                segment_ids = tokenizer.encode(
-                    segment.text, add_special_tokens=False, split_special_tokens=not segment.literal
-                )
+            segment_ids = _encode_text(tokenizer, segment, begins=begins and segment is prompt[0])
         spans[segment.name] = (len(ids), len(ids) + len(segment_ids))
         ids += segment_ids
     return EncodedPrompt(ids, spans)
+
+
+def _encode_text(tokenizer: Any, segment: Segment, *, begins: bool) -> list[int]:
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=not segment.literal)
+        return ids
+
+    with TOKENIZER_LOCK:
+        space = [] if begins else encode("\n")
+        # Two tokens: the space that begins a text, and the line break, with which no other character is joined.
+        ids = encode(f"\n{segment.text}") if len(space) == 2 else []
+        return ids[2:] if ids and ids[:2] == space else encode(segment.text)
 
 
 def get_bos_tokens(tokenizer: Any) -> list[int]:

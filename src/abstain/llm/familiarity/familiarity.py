@@ -80,7 +80,7 @@ class SelfFamiliarity:
 
     Args:
         model: Name of the base model, as in `llm.model`.
-        layout: Name of the prompt layout. Prompts are in ChatML if the layout is, and in plain text otherwise.
+        layout: Name of the prompt layout. Prompts are in its chat template, or in plain text if it has none.
         settings: Settings of the model and the feature cache.
         config: Options; None for the defaults.
     """
@@ -89,7 +89,7 @@ class SelfFamiliarity:
         self.config = config or FamiliarityConfig()
         self.guesser = ConceptGuesser(
             FeatureStore(model, settings),
-            "chatml" if "chatml" in layout else "plain",
+            next((template for template in ("auto", "chatml") if template in layout.split("-")), "plain"),
             Generate(self.config.explanation_tokens),
             ConstrainedGenerate(self.config.beams, self.config.guess_tokens),
         )

@@ -12,10 +12,10 @@ from functools import cached_property
 from math import exp
 from typing import Any
 
-from abstain.llm.engine.loading import find_model, load_tokenizer
-from abstain.llm.engine.prompts import PromptSegments, Segment, load_layout
+from abstain.llm.engine.loading import ModelRef, find_model, load_tokenizer
+from abstain.llm.engine.prompts import PromptSegments, Segment
 from abstain.llm.engine.requests import ConstrainedGenerate, Generate, Request
-from abstain.llm.engine.tokenization import encode_prompt
+from abstain.llm.engine.tokenization import encode_prompt, load_model_layout
 from abstain.llm.familiarity.masking import has_content_word, mask_concept
 from abstain.llm.features.feature_store import FeatureStore, OnProgress
 from abstain.llm.features.shard_job import JobStats
@@ -48,7 +48,7 @@ class ConceptGuesser:
 
     Attributes:
         store: Feature store of the base model.
-        template: Prompts to use, "chatml" or "plain" (engine/questions).
+        template: Prompts to use, "chatml", "plain" or "auto" (engine/questions).
         explanation: Operation that explains a concept.
         search: Operation that guesses a concept.
         cost: Work of the base model so far; other results came from the cache.
@@ -138,7 +138,7 @@ class ConceptGuesser:
             The model's answer to each instruction.
         """
         contexts = [f" in {domain} domain"] if domain else []
-        layout = load_layout(f"concept-list-{self.template}-v1", "questions")
+        layout = load_model_layout(self._ref, f"concept-list-{self.template}-v1", "questions")
         requests = [
             Request(layout.render(text, contexts, None), Generate(LIST_TOKENS), f"instruction {text[:40]!r}")
             for text in instructions
@@ -152,7 +152,8 @@ class ConceptGuesser:
         return Request(self._render_prompt(question, text) + target, operation, f"concept {concept!r}")
 
     def _render_prompt(self, question: str, text: str) -> PromptSegments:
-        return load_layout(f"concept-{question}-{self.template}-v1", "questions").render(text, (), None)
+        layout = load_model_layout(self._ref, f"concept-{question}-{self.template}-v1", "questions")
+        return layout.render(text, (), None)
 
     def _generate_texts(self, requests: Sequence[Request], progress: OnProgress) -> list[str]:
         self._compute(requests, progress)
@@ -162,8 +163,12 @@ class ConceptGuesser:
         self.cost += self.store.compute_missing(requests, progress)
 
     @cached_property
+    def _ref(self) -> ModelRef:
+        return find_model(self.store.model, self.store.settings)
+
+    @cached_property
     def _tokenizer(self) -> Any:
-        return load_tokenizer(find_model(self.store.model, self.store.settings))
+        return load_tokenizer(self._ref)
 
 
 def _mask_explanations(concepts: Sequence[str], texts: Sequence[str]) -> list[GuessedConcept]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +20,15 @@ from abstain.core.contracts import Interaction, Question
 from abstain.data.store.state_table import write_table
 from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.loading import ModelRef, find_model, load_tokenizer, read_layer_count, require_layer
-from abstain.llm.engine.prompts import PromptSegments, Segment, load_layout
+from abstain.llm.engine.prompts import PromptSegments, Segment
 from abstain.llm.engine.requests import NLL, Generate, HiddenStates, Operation, Request, make_probe_operation
-from abstain.llm.engine.tokenization import ContextLimit, EncodedPrompt, encode_prompt
+from abstain.llm.engine.tokenization import (
+    ContextLimit,
+    EncodedPrompt,
+    encode_prompt,
+    load_model_layout,
+    warn_about_layout,
+)
 from abstain.llm.features.cache import CacheNamespace, FeatureCache
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.features.feature_store import FeatureStore, OnProgress
@@ -100,6 +106,7 @@ class FeatureSource:
 
     def load_engine(self) -> Engine:
         """Return the base model, loaded once per process."""
+        warn_about_layout(self._ref, self.params.layout)
         return self.store.load_engine()
 
     def prepare(self, interaction: Interaction) -> PreparedRequest | UnreadableInteraction:
@@ -149,7 +156,7 @@ class FeatureSource:
         Returns:
             The extended prompt.
         """
-        rendered = load_layout(self.params.layout).render("", [], answer)
+        rendered = load_model_layout(self._ref, self.params.layout).render("", [], answer)
         return (*prompt, *rendered[[segment.name for segment in rendered].index("answer") :])
 
     def build_requests(self, interactions: Sequence[Interaction]) -> _LazyRequests:
@@ -231,9 +238,10 @@ class FeatureSource:
         self, feature_request: FeatureRequest, question: Question | Interaction, answer: str | None
     ) -> PreparedRequest | UnreadableInteraction:
         texts = feature_request.select_contexts(question)
+        load = partial(load_model_layout, self._ref)
         for dropped_chunks in range(len(texts) + 1 if self.params.too_long == "drop_chunks" else 1):
             prompt = feature_request.render(
-                self.params.layout, question.question, texts[: len(texts) - dropped_chunks], answer
+                self.params.layout, question.question, texts[: len(texts) - dropped_chunks], answer, load
             )
             overflow = self._context_window.describe_overflow(prompt, feature_request.reserved_tokens)
             if not overflow:

@@ -10,11 +10,12 @@ Notes:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from abstain.core.contracts import Interaction, Question
-from abstain.llm.engine.prompts import PromptSegments, load_layout
+from abstain.llm.engine.prompts import Layout, PromptSegments, load_layout
 from abstain.llm.engine.requests import Generate, Operation
 
 PromptKind = Literal["answered", "asked_after", "yes_score", "probability"]
@@ -46,7 +47,14 @@ class FeatureRequest:
         """Return the texts of the chunks of `question` that are in the prompt, best first."""
         return [context.text for context in question.contexts[: self.chunks]]
 
-    def render(self, layout: str, question: str, contexts: list[str], answer: str | None) -> PromptSegments:
+    def render(
+        self,
+        layout: str,
+        question: str,
+        contexts: list[str],
+        answer: str | None,
+        load: Callable[..., Layout] = load_layout,
+    ) -> PromptSegments:
         """Build the prompt as segments.
 
         Args:
@@ -54,6 +62,7 @@ class FeatureRequest:
             question: Text of the question.
             contexts: Texts of the chunks, best first.
             answer: Text of the answer; None if there is none yet.
+            load: Loads a layout or question by its name and folder.
 
         Returns:
             The segments of the prompt.
@@ -62,8 +71,8 @@ class FeatureRequest:
             AbstainError: No follow-up question exists for `layout`.
         """
         if self.prompt_kind in QUESTION_LAYOUTS:
-            return load_layout(QUESTION_LAYOUTS[self.prompt_kind], "questions").render(question, contexts, answer)
-        prompt = load_layout(layout).render(question, contexts, answer)
+            return load(QUESTION_LAYOUTS[self.prompt_kind], "questions").render(question, contexts, answer)
+        prompt = load(layout).render(question, contexts, answer)
         if self.prompt_kind == "asked_after":
-            prompt += load_layout(f"after-{layout}", "questions").render(question, contexts, answer)
+            prompt += load(f"after-{layout}", "questions").render(question, contexts, answer)
         return prompt

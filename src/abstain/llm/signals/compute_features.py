@@ -12,6 +12,7 @@ from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
 from abstain.llm.engine.loading import find_model, load_tokenizer, read_layer_count
 from abstain.llm.engine.requests import HiddenStates
+from abstain.llm.engine.tokenization import warn_about_layout
 from abstain.llm.features.extraction import FeatureSource, PreparedRequest, UnreadableInteraction
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.features.feature_store import ConcatRequests, FeatureStore, OnProgress, RequestList, count_tokens
@@ -72,9 +73,12 @@ def compute_missing(
     Returns:
         The cost, as from `FeatureStore.compute_missing`.
     """
-    return FeatureStore(params.model, settings).compute_missing(
+    stats = FeatureStore(params.model, settings).compute_missing(
         expand_requests(params, settings, work), on_progress, runner
     )
+    if stats.rows:
+        warn_about_layout(find_model(params.model, settings), params.layout)
+    return stats
 
 
 def read_features(

@@ -28,8 +28,8 @@ from abstain.learning.estimators.parity import MAX_PARITY
 from abstain.learning.estimators.probe_registry import load_probe
 from abstain.learning.estimators.summaries import ScorerChoice
 from abstain.llm.engine.loading import find_model
-from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.requests import get_chosen_layer
+from abstain.llm.engine.tokenization import load_model_layout
 from abstain.stages.shared import artifacts
 from abstain.stages.shared.states import load_labelled_states, read_base_model
 
@@ -65,7 +65,7 @@ def stage(params: Params) -> None:
         "model": params.llm.model,
         "model_revision": read_base_model().rpartition("@")[2],
         "layout": params.llm.layout,
-        "layout_digest": load_layout(params.llm.layout).digest,
+        "layout_digest": load_model_layout(find_model(params.llm.model, load_settings()), params.llm.layout).digest,
         "layer": str(get_chosen_layer(params.llm)),
         "site": params.llm.site,
         "too_long": params.llm.too_long,
