@@ -87,6 +87,7 @@ NEEDED = ("version", "model", "model_revision", "layout", "layout_digest", "laye
         ({"guarantee": "[]"}, Code.BAD_ARTIFACT),
         ({"model_revision": "0123456789abcdef"}, Code.VERSION_MISMATCH),
         ({"layout_digest": "0" * 64}, Code.VERSION_MISMATCH),
+        ({"layout": "auto"}, Code.MODEL_UNSUITABLE),
     ],
 )
 def test_open_rejects_metadata(opened: Open, changes: dict[str, str | None], code: Code) -> None:

@@ -30,7 +30,7 @@ class LLMParams(FrozenModel):
 
     Attributes:
         model: A folder or a Hugging Face `id[@revision]`.
-        layout: Name of the prompt layout.
+        layout: Name of the prompt layout; `auto` and NAME-auto-v1 are in the chat template of the model's tokenizer.
         layer: Layer that the probe reads; `auto` until a retrain has chosen it.
         site: Hook point in the layer.
         too_long: What happens to a prompt that exceeds the context length.

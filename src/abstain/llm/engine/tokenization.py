@@ -51,11 +51,11 @@ def warn_about_layout(ref: ModelRef, name: str) -> None:
         name: Name of the layout.
     """
     try:
-        own = load_model_layout(ref, "auto")
+        layouts = load_model_layout(ref, name), load_model_layout(ref, "auto")
     except AbstainError:  # there is no chat template that the layout could be in
         return
-    turn, own_turn = (layout.render("", (), None)[-1].text for layout in (load_model_layout(ref, name), own))
-    if not turn.endswith(own_turn):
+    turn, template_turn = (layout.render("", (), None)[-1].text for layout in layouts)
+    if not turn.endswith(template_turn):
         log.warning(
             "prompt layout %s is not in the chat template with which %s was trained: set llm.layout: auto",
             name,
