@@ -85,6 +85,7 @@ def test_up_alerts_post_failed_runs(up: Up, listener: Receiver) -> None:
 
 @pytest.mark.soak(twin="test_up_alerts_post_failed_runs")
 def test_up_without_webhook_removes_alerts(up: Up, listener: Receiver) -> None:
+    ui = f"http://127.0.0.1:{up.ui}"
     assert up.call("automations", listener.url).returncode == 0
     wait_until(lambda: has_alert_worker(up), 60)
     note = up.project.home / "up.json"
