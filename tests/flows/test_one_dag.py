@@ -89,15 +89,14 @@ def test_dvc_repro_makes_same_lock_as_flow(trained: tuple[Project, str], tmp_pat
     assert repro_in_clone(project, tmp_path, ("models", "features")) == flow
 
 
-def test_retrain_killed_at_two_stages_completes(small_project: Project) -> None:
+def test_retrain_killed_amid_features_completes(small_project: Project) -> None:
     file = small_project.root / "dvc.yaml"
     whole = yaml.safe_load(file.read_text())["stages"]
     whole["dataset"]["deps"].remove("artifacts/validation.json")
-    stages = {name: whole[name] for name in ("dataset", "features", "train_probe")}
-    file.write_text(yaml.safe_dump({"stages": stages}))
-    small_project.git("commit", "-qam", "A DAG from the labels to the probe")
+    file.write_text(yaml.safe_dump({"stages": {name: whole[name] for name in ("dataset", "features")}}))
+    small_project.git("commit", "-qam", "A DAG from the labels to the features")
     small_project.compare_with("sequence_log_prob")  # enough for several shards
-    complete_after_kills(small_project, ["-c", RETRAIN_DAG], ["features", "train_probe"])
+    complete_after_kills(small_project, ["-c", RETRAIN_DAG], ["features"])
 
 
 def write_first_layers(folder: Path, layers: int) -> None:
@@ -110,7 +109,7 @@ def write_first_layers(folder: Path, layers: int) -> None:
     whole.tokenizer.save_pretrained(folder)
 
 
-@pytest.mark.soak(twin="test_retrain_killed_at_two_stages_completes")
+@pytest.mark.soak(twin="test_retrain_killed_amid_features_completes")
 def test_retrain_killed_at_every_stage_same_lock(small_project: Project, tmp_path: Path) -> None:
     params = yaml.safe_load((small_project.root / "params.yaml").read_text())
     write_first_layers(tmp_path / "model", 4)

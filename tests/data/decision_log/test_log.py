@@ -1,7 +1,7 @@
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -101,9 +101,12 @@ NEW, SAME, USED = "recorded", "duplicate", Code.ID_IN_USE
 def test_record_decision_keeps_the_first_of_any_input(
     log: DecisionLog, rows: list[LoggedDecision], outcomes: list[Any], kept: int, queued: bool
 ) -> None:
-    with block_writer(log) if queued else nullcontext():
-        futures = [log.record_decision(row) for row in rows]
-    assert [get_outcome(future) for future in futures] == outcomes
+    if queued:  # all in one commit, otherwise one commit each
+        with block_writer(log):
+            futures = [log.record_decision(row) for row in rows]
+        assert [get_outcome(future) for future in futures] == outcomes
+    else:
+        assert record(log, *rows) == outcomes
     details = queries.get_decision(log.database, "i-1")
     assert replace(details.decision, interaction=None) == replace(rows[kept], interaction=None, input_sha256=None)
     assert details.text_state == ("kept" if rows[kept].interaction else "none")
@@ -130,7 +133,8 @@ def test_digests_are_of_unredacted_texts_and_the_key(tmp_path: Path) -> None:
 
 def test_record_feedback_is_recorded_once_by_its_id(log: DecisionLog) -> None:
     rows = [("f-1", "good", 1), ("f-1", "good", 2), ("f-1", "bad", 1), ("f-2", "good", 1)]
-    futures = [log.record_feedback(name, feedback(comment=text, days=days)) for name, text, days in rows]
+    with block_writer(log):  # all in one commit
+        futures = [log.record_feedback(name, feedback(comment=text, days=days)) for name, text, days in rows]
     assert [get_outcome(future) for future in futures] == ["recorded", "duplicate", Code.ID_IN_USE, "recorded"]
     assert queries.count_decisions(log.database)["feedback"] == 2
 

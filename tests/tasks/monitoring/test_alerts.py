@@ -80,16 +80,25 @@ def test_up_alerts_post_failed_runs(up: Up, listener: Receiver) -> None:
     notified = {"flows": {"name": {"any_": ["notify"]}}}
     # A post that is stopped with its worker is run again, which is right: it may not have arrived.
     wait_until(lambda: {run["state_type"] for run in post(f"{ui}/api/flow_runs/filter", notified)} == {"COMPLETED"}, 30)
+    assert len(set(listener.texts)) == 1  # not of the flow that is not watched
 
+    without = up.call("automations")
+    assert "none: set ABSTAIN_ALERT_URL" in without.stdout
+    assert list_alerts(ui) == []
+    wait_until(lambda: not has_alert_worker(up), 20)
+
+
+@pytest.mark.soak(twin="test_up_alerts_post_failed_runs")
+def test_up_after_cut_off_start_removes_alerts(up: Up, listener: Receiver) -> None:
+    ui = f"http://127.0.0.1:{up.ui}"
+    assert up.call("automations", listener.url).returncode == 0
     note = up.project.home / "up.json"
     note.write_text(note.read_text().replace('"deployed": "yes"', '"cut off": "after the worker had started"'))
     without = up.call("up")
     assert without.stdout.startswith(f"started deployments: {ui}\n"), without.stdout + without.stderr
-    assert "none: set ABSTAIN_ALERT_URL" in without.stdout
     assert list_alerts(ui) == []
-    wait_until(lambda: not has_alert_worker(up), 20)
     run_failing_flows(up)
-    assert len(set(listener.texts)) == 1  # neither the flow that is not watched, nor the run without a webhook
+    assert listener.alerts == []
 
 
 @pytest.mark.slow
