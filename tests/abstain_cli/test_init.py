@@ -151,6 +151,7 @@ def second(started: Assistant, tmp_path_factory: pytest.TempPathFactory) -> tupl
     return project, count_runs(first) - runs
 
 
+@pytest.mark.soak(twin="test_five_commands_promote_a_version")
 def test_second_assistant_shares_only_cache_and_server(started: Assistant, second: tuple[Project, int]) -> None:
     project, runs = second
     shared = ["env", f"ABSTAIN_FEATURES={started.project.home / 'features'}", "python", "-m", "abstain_cli.app"]
@@ -159,6 +160,7 @@ def test_second_assistant_shares_only_cache_and_server(started: Assistant, secon
     assert "nothing is in production" in project.abstain("status").stdout and runs == 1
 
 
+@pytest.mark.soak(twin="test_five_commands_promote_a_version")
 def test_retrain_stage_error_is_one_line_without_promotion(second: tuple[Project, int]) -> None:
     project, _ = second
     layer = yaml.safe_load((project.root / "params.yaml").read_text())["llm"]["layer"]

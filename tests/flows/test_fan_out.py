@@ -158,7 +158,7 @@ def host(tmp_path: Path, prefect_server: str, tiny_folder: Path) -> Iterator[Hos
     wait_until(lambda: processes_of(host.project) == [], 20)
 
 
-@pytest.mark.soak(twin="test_work_pool_goes_on_with_work_of_killed_run")
+@pytest.mark.soak(twin="test_work_pool_writes_the_bytes_of_one_process")
 def test_process_runner_killed_process_and_run(host: Host, tmp_path: Path) -> None:
     run = host.run("processes", shards=5)
     run.until("^progress 64/")
@@ -213,7 +213,7 @@ def list_restrictions(dask_scheduler: Any) -> list[Any]:
     return [task.resource_restrictions for task in dask_scheduler.tasks.values()]
 
 
-@pytest.mark.soak(twin="test_work_pool_goes_on_with_work_of_killed_run")
+@pytest.mark.soak(twin="test_work_pool_writes_the_bytes_of_one_process")
 def test_dask_runner_killed_worker(host: Host, tmp_path: Path) -> None:
     port = str(free_port())
     options = ("--host", "127.0.0.1", "--port", port, "--no-dashboard")
@@ -245,6 +245,13 @@ def pool(host: Host) -> Host:
     return host
 
 
+def test_work_pool_writes_the_bytes_of_one_process(pool: Host, tmp_path: Path) -> None:
+    pool.start(sys.executable, "-m", "abstain_tasks.server", "worker")
+    assert pool.run("prefect", shards=2, workers=1).finish()["rows"] == 2 * 64
+    pool.require_result({}, tmp_path, shards=2)
+
+
+@pytest.mark.soak(twin="test_work_pool_writes_the_bytes_of_one_process")
 def test_work_pool_goes_on_with_work_of_killed_run(pool: Host, tmp_path: Path) -> None:
     run = pool.run("prefect", shards=2, workers=1)
     run.until("no worker polls the work pool gpu: .*`make worker`")
@@ -255,7 +262,7 @@ def test_work_pool_goes_on_with_work_of_killed_run(pool: Host, tmp_path: Path) -
     pool.require_result({}, tmp_path, shards=2)
 
 
-@pytest.mark.soak(twin="test_work_pool_goes_on_with_work_of_killed_run")
+@pytest.mark.soak(twin="test_work_pool_writes_the_bytes_of_one_process")
 def test_work_pool_killed_flow_run(pool: Host, tmp_path: Path) -> None:
     workers = [pool.start(sys.executable, "-m", "abstain_tasks.server", "worker") for _ in range(2)]
     run = pool.run("prefect", shards=5)

@@ -200,6 +200,7 @@ def test_up_serves_deployments_to_holders_of_key(served: Served) -> None:
     assert (served.project.home / "up.sock").stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.soak(twin="test_up_serves_deployments_to_holders_of_key")
 def test_up_again_starts_what_is_missing(served: Served) -> None:
     supervisor = getRPCInterface({"SUPERVISOR_SERVER_URL": f"unix://{served.project.home}/up.sock"}).supervisor
     for program in ("work:gate", "work:worker"):
@@ -223,6 +224,7 @@ def test_up_printed_command_runs_deployment_and_cancels(served: Served) -> None:
     wait_until(lambda: read_states(served.project, "sleeper") == ["CANCELLED"], 100)
 
 
+@pytest.mark.soak(twin="test_up_serves_deployments_to_holders_of_key")
 def test_down_after_killed_worker_leaves_nothing(served: Served) -> None:
     project = served.project
     (run, *_) = post(f"{served.api}/flow_runs/filter", {"flows": {"name": {"any_": ["sleeper"]}}})
