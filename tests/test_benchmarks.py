@@ -134,6 +134,7 @@ def test_question_familiarity_benchmark_compares_scores(
 
 
 @NEEDS_VERDICTS
+@pytest.mark.soak(twin="test_question_familiarity_benchmark_compares_scores")
 def test_scorers_benchmark_ranks_scorers(
     run_main: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -106,12 +106,12 @@ def ingest_with_kills(project: Project, steps: Sequence[str]) -> dict[str, Any]:
     return state
 
 
-def test_ingest_killed_at_add_and_push_is_exactly_once(project: Project) -> None:
-    state = ingest_with_kills(project, ("dvc add", "git push"))
+def test_ingest_killed_at_push_is_exactly_once(project: Project) -> None:
+    state = ingest_with_kills(project, ["git push"])
     assert state["tables"].keys() == {"interactions", "feedback"}
 
 
-@pytest.mark.soak(twin="test_ingest_killed_at_add_and_push_is_exactly_once")
+@pytest.mark.soak(twin="test_ingest_killed_at_push_is_exactly_once")
 def test_ingest_killed_at_every_step_is_exactly_once(project: Project) -> None:
     ingest_with_kills(project, STEPS)
 
