@@ -18,6 +18,7 @@ from abstain.llm.familiarity.guessing import GuessedConcept
 from abstain.serving.familiarity_check import FamiliarityCheck
 from abstain.serving.gate import Gate
 from abstain.serving.generate import add_familiarity_check, generate_answers
+from tests.learning.thresholds.builders import make_missing_guarantee
 from tests.serving.builders import LAYOUT
 
 pytest.importorskip("wordfreq", reason="the extra `familiarity` is not installed")
@@ -100,6 +101,11 @@ def test_generate_answers_from_background(gate: Gate, add_check: AddCheck) -> No
     reason = found.decision.reason
     assert reason is not None and reason.code is Code.UNFAMILIAR
     assert reason.message == "the base model does not know Fugue: it answered from singers#1"
+    unguaranteed = replace(checked, predictor=replace(checked.predictor, guarantee=make_missing_guarantee()))
+    (unavailable,) = generate_answers(unguaranteed, [ASKED], ASK, entitlements=["singers"])
+    assert unavailable.decision.decision == "unavailable" and unavailable.decision.reason is not None
+    assert unavailable.decision.reason.code is Code.UNFAMILIAR
+    assert unavailable.decision.reason.message.startswith(f"{reason.message}; version ")
 
 
 def test_generate_answers_background_needs_entitlements(add_check: AddCheck, answered: list[str]) -> None:

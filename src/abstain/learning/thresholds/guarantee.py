@@ -147,9 +147,10 @@ class Guarantee(GuaranteeSummary):
         evidence, more = self.evidence, self.additional_reviews
         if evidence.p_value is not None:  # the test is passed, so the share of one reviewer prevents the guarantee
             share = format_percent(evidence.largest_reviewer_share)
+            number = "more" if more is None else f"about {more:,} more"
             return (
                 f"one of {format_count(evidence.reviewers or 0, 'reviewer')} wrote {share} of the reviews, more than "
-                f"threshold.max_reviewer_share: have others review about {more:,} more answers"
+                f"threshold.max_reviewer_share: have others review {number} answers"
             )
         if evidence.groups < min(MIN_GROUPS, evidence.reviews):
             documents = format_count(evidence.groups, "document")
