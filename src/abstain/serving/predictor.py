@@ -127,8 +127,9 @@ class Predictor:
                 decision = self.make_abstain_decision(interaction.interaction_id, reason)
             else:
                 decision = self.apply_threshold(interaction.interaction_id, float(confidence))
-            own_tokens = sum(scorer.estimate_forward_tokens([interaction]) for scorer in self.scorer.running)
-            decisions.append(replace(decision, forward_tokens=n_tokens + own_tokens))
+            if not failure:
+                n_tokens += sum(scorer.estimate_forward_tokens([interaction]) for scorer in self.scorer.running)
+            decisions.append(replace(decision, forward_tokens=n_tokens))
         return decisions
 
     def compute_missing(

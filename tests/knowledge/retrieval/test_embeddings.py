@@ -14,6 +14,7 @@ from abstain.knowledge.retrieval.encoder import SentenceEncoder, find_encoder_fo
 from abstain.knowledge.retrieval.faiss_index import FaissIndex
 from abstain.knowledge.retrieval.retriever import Retriever
 from tests.knowledge.builders import BagOfWords, chunk
+from tests.llm.perturbation.builders import TEXTS, masked_model
 from tests.tolerance import assert_near
 
 
@@ -130,6 +131,16 @@ def test_encoder_pickled_weights_are_not_loaded(tmp_path: Path) -> None:
     (folder / "model.safetensors").rename(folder / "other.safetensors")
     with pytest.raises(OSError, match=r"no file named model\.safetensors"):
         SentenceEncoder(folder).encode(["What is the fee?"])
+
+
+@pytest.mark.heavy
+def test_encoder_averages_the_states_of_a_plain_bert(tmp_path: Path) -> None:
+    loaded = masked_model()
+    loaded.model.bert.save_pretrained(tmp_path)
+    loaded.tokenizer.save_pretrained(tmp_path)
+    inputs = loaded.tokenizer(TEXTS[0], return_tensors="pt")
+    expected = loaded.model.bert(**inputs).last_hidden_state.mean(dim=1)
+    assert_near(SentenceEncoder(tmp_path).encode([TEXTS[0]]), expected.numpy())
 
 
 @pytest.mark.slow

@@ -366,7 +366,13 @@ EVERY = [
     )
     for status in ("active", "unchecked", "none")
     for metric, target in (("precision", 0.975), ("error_rate", 0.5))
-    for evidence, more in ((EVIDENCE, 1), (EVIDENCE, None), (FEW_GROUPS, None), (NO_REVIEWERS, None), (NO_REVIEWERS, 10**9))
+    for evidence, more in (
+        (EVIDENCE, 1),
+        (EVIDENCE, None),
+        (FEW_GROUPS, None),
+        (NO_REVIEWERS, None),
+        (NO_REVIEWERS, 10**9),
+    )
     for population in ("all_answers", "answers_like_reviewed")
 ]
 

@@ -39,6 +39,7 @@ def test_layout_digest_changes_with_entries_only() -> None:
 def test_layout_digests_of_published_layouts() -> None:
     for name, digest in {
         "rag-chatml-v1": "1a7f4f189d7e7afe3a9ca70e47c4fc437f056c1957e8fce380d5f1bde5f65116",
+        "rag-question-first-chatml-v1": "56cfb3497e5da058b60c1c96f725e0bc3a5f7bf9f53bef2f0af0447465836db4",
         "rag-plain-v1": "8a47475fcbe57ff9f8841807027b4754e9d53087946948f8eb3999be297ff003",
         "qa-plain-v1": "d3b9827a4026c94428b83278384174193102ecdbd0907356146e9fbdae8e3251",
     }.items():

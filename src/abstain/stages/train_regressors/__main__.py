@@ -5,6 +5,7 @@ with the reason, like an unavailable scorer.
 """
 
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,7 @@ from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import select_reviewed, split_by_sampling
+from abstain.knowledge.retrieval.encoder import SentenceEncoder
 from abstain.learning.estimators.correctness_targets import compute_correctness
 from abstain.learning.estimators.parity import MAX_PARITY
 from abstain.learning.estimators.regressors.fitting import FittedRegressor, fit_regressor, make_regressor_fit
@@ -85,7 +87,11 @@ def _compute_targets(params: Params, frame: pd.DataFrame) -> dict[str, np.ndarra
     rows: list[Interaction] = DataStore(paths.DATA).read_interactions(frame["interaction_id"])
     ideal = read_ideal_answers()
     references = [[ideal[row.interaction_id]] if row.interaction_id in ideal else [] for row in rows]
-    scores = compute_correctness(names, [row.answer for row in rows], references)
+    folder = params.regressors.encoder
+    if folder is not None and not Path(folder, "config.json").is_file():
+        raise AbstainError(Code.NO_MODEL, f"regressors.encoder: no model is saved in {folder}: correct the path")
+    encoder = None if folder is None else SentenceEncoder(Path(folder))
+    scores = compute_correctness(names, [row.answer for row in rows], references, encoder)
     targets = {LABEL_TARGET: frame["correct"].to_numpy(float)} | {name: scores[name].to_numpy() for name in names}
     return {name: targets[name] for name in params.regressors.targets}
 
