@@ -5,15 +5,17 @@ On the sample, whose products no model knows, or with `--verdicts FILE --rows N`
 
 Printed: the share of questions below the threshold h, the AUROC of the familiarity for the answer's correctness, and
 that of a fusion of the answer's log-probabilities out of fold, with and without the familiarity, with 95 % intervals by
-group. On the sample also whether background makes up for unfamiliar questions: how many answers are correct with the
-retrieved chunks and without any, of questions whose chunks hold the answer.
+group. With `--with-chunk` also that of the familiarity if the first chunk stands in the prompt that asks for an
+explanation, and of how much it rises. On the sample also whether background makes up for unfamiliar questions: how many
+answers are correct with the retrieved chunks and without any, of questions whose chunks hold the answer.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -28,11 +30,12 @@ from abstain.learning.estimators.fusion import fit_fusion
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import bootstrap, paired_difference
 from abstain.llm.engine.loading import find_model, load_tokenizer
-from abstain.llm.engine.prompts import load_layout
+from abstain.llm.engine.prompts import PromptSegments, Segment, load_layout
 from abstain.llm.engine.requests import Generate, Request
 from abstain.llm.familiarity.familiarity import FamiliarityConfig, SelfFamiliarity
-from abstain.llm.familiarity.guessing import read_texts
+from abstain.llm.familiarity.guessing import ConceptGuesser, read_texts
 from abstain.llm.features.feature_store import FeatureStore
+from abstain.llm.signals.base import FeatureBatch
 from abstain.llm.signals.compute_features import collect_feature_requests, read_features
 from abstain.llm.signals.familiarity import QuestionFamiliarity
 from abstain.llm.signals.likelihood import LIKELIHOOD_SIGNALS
@@ -80,7 +83,44 @@ def read_labelled_rows(file: Path, rows: int) -> Rows:
     return Rows(dataset.take(indices), dataset.correct[indices], dataset.topic[indices])
 
 
-def print_comparison(rows: Rows, llm: LLMParams, settings: Settings) -> None:
+@dataclass
+class InformedGuesser(ConceptGuesser):
+    """Explains concepts with a chunk at hand; they are guessed from the explanation alone."""
+
+    chunk: str = ""
+
+    def _make_explanation_requests(self, concepts: Sequence[str]) -> list[Request]:
+        return [
+            replace(request, prompt=self._insert_chunk(request.prompt))
+            for request in super()._make_explanation_requests(concepts)
+        ]
+
+    def _insert_chunk(self, prompt: PromptSegments) -> PromptSegments:
+        head, verb, tail = prompt[0].text.partition("Explain")
+        start = (Segment("turn", head, literal=True), Segment("context", f"{self.chunk}\n\n"))
+        return (*start, Segment("instruction", verb + tail, literal=True), *prompt[1:])
+
+
+def score_with_chunks(method: SelfFamiliarity, interactions: Sequence[Interaction]) -> np.ndarray:
+    """Return the familiarity of each question with its first chunk at hand, (rows,); nan without a chunk."""
+    scores = np.full(len(interactions), np.nan)
+    guesser, informed = method.guesser, copy(method)
+    for index, interaction in enumerate(interactions):
+        if interaction.contexts:
+            informed.guesser = InformedGuesser(
+                guesser.store,
+                guesser.template,
+                guesser.explanation,
+                guesser.search,
+                guesser.cost,
+                interaction.contexts[0].text,
+            )
+            scores[index] = QuestionFamiliarity(informed).score(FeatureBatch([interaction], {}))[0]
+            guesser.cost = informed.guesser.cost
+    return scores
+
+
+def print_comparison(rows: Rows, llm: LLMParams, settings: Settings, with_chunk: bool) -> None:
     """Print how well the familiarity predicts the answers, by itself and with log-probabilities."""
     answers = read_features(llm, settings, rows.interactions, collect_feature_requests(LIKELIHOOD_SIGNALS))
     scores = pd.DataFrame({signal.name: signal.score(answers) for signal in LIKELIHOOD_SIGNALS})
@@ -93,6 +133,9 @@ def print_comparison(rows: Rows, llm: LLMParams, settings: Settings) -> None:
         "log-probabilities": fit_fusion(scores, labels).out_of_fold,
         "log-probabilities and familiarity": fit_fusion(scores.assign(familiarity=familiarity), labels).out_of_fold,
     }
+    if with_chunk:
+        informed = score_with_chunks(method, rows.interactions)
+        scores_by_name |= {"familiarity with the chunk": informed, "rise with the chunk": informed - familiarity}
     metrics_by_name = {name: partial(metrics.auroc, rows.correct, values) for name, values in scores_by_name.items()}
     estimates = bootstrap(metrics_by_name, rows.groups, n_resamples=N_RESAMPLES, seed=SEED)
     print(f"{len(rows.correct)} answers in {len(set(rows.groups))} groups, {rows.correct.mean():.1%} correct")
@@ -137,6 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--verdicts", type=Path, nargs="?", const=FILE, help="people's verdicts instead of the sample")
     parser.add_argument("--rows", type=int, default=200, help="of the verdicts, at most")
     parser.add_argument("--model", help="the base model; default: params.yaml")
+    parser.add_argument("--with-chunk", action="store_true", help="also the familiarity given the first chunk")
     options = parser.parse_args(arguments)
     if options.verdicts and not options.verdicts.is_file():
         parser.error(f"--verdicts: no file {options.verdicts}")
@@ -144,10 +188,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.model:
         llm = llm.model_copy(update={"model": options.model})
     if options.verdicts:
-        print_comparison(read_labelled_rows(options.verdicts, options.rows), llm, settings)
+        print_comparison(read_labelled_rows(options.verdicts, options.rows), llm, settings, options.with_chunk)
         return
     answers = list(read_answered_questions(build_handbook()))
-    print_comparison(make_sample_rows(answers), llm, settings)
+    print_comparison(make_sample_rows(answers), llm, settings, options.with_chunk)
     print_background_effect(answers, llm, settings)
 
 

@@ -129,8 +129,8 @@ def test_question_familiarity_benchmark_compares_scores(
     monkeypatch.setattr(question_familiarity, "N_RESAMPLES", 100)
     monkeypatch.setattr(question_familiarity, "FamiliarityConfig", SHORT)
     monkeypatch.setattr(question_familiarity.SelfFamiliarity, "estimate_threshold", lambda self: 0.5)
-    output = run_main(question_familiarity.main, "--verdicts", "--rows", "24")
-    assert "24 answers in" in output and len(re.findall(r"AUROC of [\w -]+: 0\.\d{3} \(", output)) == 3
+    output = run_main(question_familiarity.main, "--verdicts", "--rows", "24", "--with-chunk")
+    assert "24 answers in" in output and len(re.findall(r"AUROC of [\w -]+: 0\.\d{3} \(", output)) == 5
 
 
 @NEEDS_VERDICTS

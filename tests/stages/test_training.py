@@ -198,6 +198,8 @@ def test_train_regressors_missing_target_is_skipped(
     assert all("the target cosine is known for no training answer" in why for why in skipped.values())
     assert "skipped: regressor linear_cosine: A301" in capsys.readouterr().out
     assert set(bytes_of(paths.REGRESSORS)) == {"random_forest_label.onnx", "linear_label.onnx"}
+    with pytest.raises(AbstainError, match=r"regressors\.encoder: no model is saved in nowhere"):
+        train_regressors.stage(change(bank, "regressors", encoder="nowhere"))
 
 
 def test_train_regressors_without_kinds_runs_no_model(bank: Params, monkeypatch: pytest.MonkeyPatch) -> None:
