@@ -212,7 +212,7 @@ class RegressorParams(RegressorTraining):
 
     kinds: tuple[RegressorKind, ...]
     targets: tuple[CorrectnessTarget, ...]
-    encoder: str | None = None
+    encoder: str | None
 
     @model_validator(mode="after")
     def _check_unique(self) -> RegressorParams:
