@@ -65,7 +65,7 @@ UNDEFINED = {
     f"{GUARANTEE}.evidence.largest_reviewer_share": None,
     "evaluation.skipped": {},
     "evaluation.neither": None,
-    "evaluation.unranked": "",
+    "evaluation.ranked_apart": "",
     "evaluation.improbable": {},
     "evaluation.at_own_threshold": {"probe": {"note": "no threshold reaches precision 0.8"}},
     "evaluation.by_kind": [],

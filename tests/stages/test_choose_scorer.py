@@ -62,7 +62,7 @@ def wide(wide_bank: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     "name",
     [
         *("probe", "sequence_log_prob", "context_gain", "writer", *ASKING, *OWN_MODELS, "linear_label"),
-        *("fusion_one_pass", "fusion_two_passes", "fusion"),
+        *("fusion_free", "fusion_one_pass", "fusion_two_passes", "fusion"),
     ],
 )
 def test_exported_files_decide_as_evaluated(wide: Params, name: str) -> None:
@@ -116,9 +116,10 @@ def test_choose_scorer_serves_cheapest_of_the_best(wide: Params) -> None:
     rows = {row["scorer"]: row for row in choice["candidates"]}
     costs = [row["forward_tokens"] for row in choice["candidates"]]
     assert costs == sorted(costs) and rows["writer"]["forward_tokens"] == 0, "the writer's scores need no pass"
+    assert rows["fusion_free"]["forward_tokens"] == rows["probe"]["forward_tokens"]
     assert rows.keys() == {
         *("probe", "writer", "sequence_log_prob", "context_gain", *ASKING, *OWN_MODELS),
-        *("fusion_one_pass", "fusion_two_passes", "fusion"),
+        *("fusion_free", "fusion_one_pass", "fusion_two_passes", "fusion"),
         *("linear_label", "random_forest_label", "linear_cosine", "random_forest_cosine"),
     }
     cheap_to_dear = ("probe", "fusion_one_pass", "fusion_two_passes", "linear_label", "fusion")

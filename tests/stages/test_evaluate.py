@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 
 SIGNALS = ["sequence_log_prob", "context_gain", "yes_score_fused", "verbalized", "writer", "length_only"]
 REGRESSORS = ["random_forest_label", "linear_label", "random_forest_cosine", "linear_cosine"]
-FUSIONS = ["fusion", "fusion_one_pass", "fusion_two_passes"]
+FUSIONS = ["fusion", "fusion_free", "fusion_one_pass", "fusion_two_passes"]
 EVERYBODY = ["probe", *FUSIONS, *SIGNALS, *REGRESSORS, "lstm", "base_rate"]
 
 

@@ -98,18 +98,11 @@ def test_features_training_signals_are_out_of_fold(bank: Params) -> None:
             assert not np.allclose(expected, seen, equal_nan=True)
 
 
-def test_features_new_version_answers_are_unranked(
-    finished: Finished, bank: Params, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = [one for one in read_labelled() if one.writer_scores and one.model == NEW_VERSION]
-    unranked = artifacts.read_json(paths.FEATURES_SUMMARY)["unranked"]
-    assert unranked.startswith(f"{len(rows)} ") and "m@2" in unranked and "m@1" not in unranked and len(rows) > 5
+def test_features_new_version_answers_are_scored(finished: Finished, bank: Params) -> None:
     asked = artifacts.read_signals("asked")["writer"]
-    without = {one.interaction_id for one in read_labelled() if one.model == NEW_VERSION or not one.writer_scores}
+    without = {one.interaction_id for one in read_labelled() if not one.writer_scores}
     assert set(asked.index[asked.isna()]) == without and len(without) < len(asked) / 4
-    assert artifacts.read_json(paths.EVALUATION)["unranked"] == unranked
-    features.stage(bank)
-    assert f"\nwriter: {unranked}\n" in capsys.readouterr().out
+    assert f"{NEW_VERSION}, refusals, writer.judge" in artifacts.read_json(paths.EVALUATION)["ranked_apart"]
 
 
 def test_features_without_writer_scores_skip_writer(bank: Params, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +113,7 @@ def test_features_without_writer_scores_skip_writer(bank: Params, monkeypatch: p
     reason = artifacts.read_json(paths.EVALUATION)["skipped"]["writer"]
     assert reason.startswith("A109: ") and "writer_scores" in reason
     pd.testing.assert_frame_equal(artifacts.read_signals("asked"), before.drop(columns="writer"), check_exact=True)
-    assert artifacts.read_json(paths.EVALUATION)["unranked"] == ""
+    assert artifacts.read_json(paths.EVALUATION)["ranked_apart"] == ""
 
 
 def test_features_familiarity_is_compared_fused_and_costed(bank: Params, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +155,8 @@ def test_features_summary_lists_unreadable_and_shortened(finished: Finished, ban
 
 def test_features_summary_has_forward_tokens(bank: Params) -> None:
     costs = artifacts.read_json(paths.FEATURES_SUMMARY)["forward_tokens"]
-    assert costs.keys() == {*NAMES[:-1], "probe", "regressors", "fusion", "fusion_one_pass", "fusion_two_passes"}
+    fusions = {"fusion_free", "fusion_one_pass", "fusion_two_passes", "fusion"}
+    assert costs.keys() == {*NAMES[:-1], "probe", "regressors", *fusions}
     settings, rows = load_settings(), read_labelled()
     for one in build_scorers(bank, settings).scorers[:-1]:
         assert costs[one.name] == estimate_forward_tokens(bank.llm, settings, rows, one.requires)

@@ -8,7 +8,7 @@ from abstain.core.errors import AbstainError
 from abstain.learning.metrics.bootstrap import Estimate
 from abstain.stages.choose_scorer.__main__ import choose_served_scorer
 
-COSTS = {"writer": 0.0, "probe": 50.0, "min_log_prob": 80.0, "fusion_one_pass": 80.0}
+COSTS = {"writer": 0.0, "probe": 50.0, "fusion_free": 50.0, "min_log_prob": 80.0, "fusion_one_pass": 80.0}
 WHY = {"entailment": "no model"}
 
 
@@ -27,6 +27,8 @@ def make_aurocs(**values: float) -> dict[str, Estimate]:
     ("params", "aurocs", "name"),
     [
         (make_serve(), {"fusion_one_pass": 0.9}, "fusion_one_pass"),
+        (make_serve(), {"fusion_free": 0.805, "probe": 0.8}, "fusion_free"),
+        (make_serve(), {"fusion_free": 0.795, "probe": 0.8}, "probe"),
         (make_serve(max_forward_tokens=79), {"fusion_one_pass": 0.9, "probe": 0.8}, "probe"),
         (make_serve(max_forward_tokens=80), {"fusion_one_pass": 0.9, "probe": 0.8}, "fusion_one_pass"),
         (make_serve(current_scorer="probe"), {"fusion_one_pass": 0.8, "probe": 0.795}, "probe"),

@@ -12,10 +12,11 @@ ENTAILMENT, EXTRACTIVE_QA = WITH_MODEL = "entailment", "extractive_qa"
 """Scorers that run a model beside the base model: `scorers.NAME_model`."""
 FUSION = "fusion"
 """The fusion of all scorers."""
-ONE_PASS, TWO_PASSES = "fusion_one_pass", "fusion_two_passes"
+FREE, ONE_PASS, TWO_PASSES = "fusion_free", "fusion_one_pass", "fusion_two_passes"
 """Cheaper fusions.
 
-The first uses the features of the forward pass with the contexts, the second also those of the pass without them.
+The first adds to the probe what costs no forward pass, the second what uses the features of the pass with the contexts,
+the third also those of the pass without them.
 """
-FUSIONS = (ONE_PASS, TWO_PASSES, FUSION)
+FUSIONS = (FREE, ONE_PASS, TWO_PASSES, FUSION)
 LENGTH_ONLY, BASE_RATE = "length_only", "base_rate"

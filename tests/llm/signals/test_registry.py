@@ -91,9 +91,13 @@ def test_fusions_by_what_their_components_read(tiny_folder: Path, settings: Sett
     one_pass = {"probe", "sequence_log_prob", "joint_log_prob", "writer"}
     two_passes = one_pass | {"context_gain", "regressors"}
     fusions = {name: set(fusion) for name, fusion in list_fusions(params, scorers, components).items()}
-    expected = {"fusion_one_pass": one_pass, "fusion_two_passes": two_passes, "fusion": two_passes | {"verbalized"}}
-    assert fusions == expected
-    cheap = [scorer for scorer in scorers if scorer.name != "verbalized"]
+    assert fusions.pop("fusion_free") == {"probe", "writer"}
+    assert fusions == {
+        "fusion_one_pass": one_pass,
+        "fusion_two_passes": two_passes,
+        "fusion": two_passes | {"verbalized"},
+    }
+    cheap = [scorer for scorer in scorers if scorer.name not in ("verbalized", "writer")]
     assert list(list_fusions(params, cheap, list_components(params, cheap))) == ["fusion_one_pass", "fusion_two_passes"]
     assert list_fusions(params, (), {"probe": components["probe"]}) == {}
     perturbed = params.model_copy(update={"perturbation": params.perturbation.model_copy(update={"n_copies": 1})})

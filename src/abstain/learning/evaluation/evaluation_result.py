@@ -119,12 +119,12 @@ class FeatureSummary(ResultRecord):
     Attributes:
         skipped_scorers: Scorer that was not computed -> reason.
         neither: Replies without yes or no; None if no scorer asked for one.
-        unranked: Answers without a rank among those of their writer; "" if there are none.
+        ranked_apart: Versions whose scores `writer` ranks apart; "" if there are none.
     """
 
     skipped_scorers: dict[str, str]
     neither: Replies | None
-    unranked: str
+    ranked_apart: str
 
 
 class Perturbation(ResultRecord):
@@ -174,7 +174,7 @@ class EvaluationContent(ResultRecord):
         forward_tokens: Scorer -> tokens of one answer.
         skipped: Scorer that was not computed -> reason.
         neither: Replies without yes or no; None if no scorer asked for one.
-        unranked: Answers without a rank among those of their writer; "" if there are none.
+        ranked_apart: Versions whose scores `writer` ranks apart; "" if there are none.
         improbable: Variant of the Yes-score -> answers for which neither word was probable.
         min_n_eff: Smallest effective sample size that is judged.
         at_own_threshold: Scorer -> metrics at a threshold of its own.
@@ -187,7 +187,7 @@ class EvaluationContent(ResultRecord):
     skipped: dict[str, str]
     regressors: Regressors
     neither: Replies | None
-    unranked: str
+    ranked_apart: str
     improbable: dict[str, int]
     threshold: ThresholdResult
     min_n_eff: int

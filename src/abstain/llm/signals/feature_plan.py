@@ -14,7 +14,7 @@ from functools import cached_property
 from abstain.config.params import LLMParams, Params
 from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
-from abstain.core.scorer_names import FUSION, ONE_PASS, PROBE, REGRESSORS, TWO_PASSES
+from abstain.core.scorer_names import FREE, FUSION, ONE_PASS, PROBE, REGRESSORS, TWO_PASSES
 from abstain.llm.engine.requests import Site, get_chosen_layer, make_probe_operation
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.signals.base import RunsModel, Scorer
@@ -169,7 +169,7 @@ def list_components(params: Params, scorers: Iterable[Scorer]) -> dict[str, tupl
 def list_fusions(
     params: Params, scorers: Iterable[Scorer], components: Mapping[str, Sequence[FeatureRequest]]
 ) -> dict[str, list[str]]:
-    """List the components of each fusion: those of one pass, those of two passes, and all.
+    """List the components of each fusion: the probe and what is free, those of one pass, of two passes, and all.
 
     Args:
         params: Parameters of the project.
@@ -182,7 +182,8 @@ def list_fusions(
     beyond_features = {scorer.name for scorer in scorers if isinstance(scorer, RunsModel)}
     if params.perturbation.n_copies:
         beyond_features.add(REGRESSORS)
-    fusions: dict[str, list[str]] = {}
+    free = [name for name, requests in components.items() if not requests and name not in beyond_features]
+    fusions: dict[str, list[str]] = {FREE: [PROBE, *free]}
     for fusion, prompts in ((ONE_PASS, NORMAL_PROMPTS), (TWO_PASSES, NORMAL_PROMPTS | {BASELINE_PROMPT})):
         fusions[fusion] = [
             name

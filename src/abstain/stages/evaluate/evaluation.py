@@ -235,7 +235,7 @@ def _build_content(params: Params, candidate: CandidateArtifacts) -> EvaluationC
         skipped=candidate.features.skipped_scorers | candidate.regressors.skipped,
         regressors=Regressors(**candidate.regressors.to_dict(), perturbed=candidate.perturbation),
         neither=candidate.features.neither,
-        unranked=candidate.features.unranked,
+        ranked_apart=candidate.features.ranked_apart,
         improbable={name: int((holdout.scores[name] == 0.5).sum()) for name in yes_scores},
         threshold=candidate.threshold,
         min_n_eff=min_n_eff,

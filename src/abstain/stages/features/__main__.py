@@ -112,9 +112,9 @@ def stage(params: Params) -> None:
     for name, reason in skipped.items():
         print(f"skipped: scorer {name}: {reason}", flush=True)
     scorers = [fit.scorer for fit in fitted]
-    unranked = next((scorer.describe_unranked(batch) for scorer in scorers if isinstance(scorer, WriterScores)), "")
-    if unranked:
-        print(f"{WRITER}: {unranked}", flush=True)
+    ranked_apart = next((scorer.describe_apart() for scorer in scorers if isinstance(scorer, WriterScores)), "")
+    if ranked_apart:
+        print(f"{WRITER}: {ranked_apart}", flush=True)
     audited = {name: interactions for name, interactions in labelled.variants.items() if name != "asked"}
     batches = {"asked": batch} | {
         name: read_features(params.llm, settings, interactions, requests) for name, interactions in audited.items()
@@ -135,7 +135,7 @@ def stage(params: Params) -> None:
             "unreadable": unreadable,
             "chunks_dropped": shortened,
             "skipped_scorers": skipped,
-            "unranked": unranked,
+            "ranked_apart": ranked_apart,
             "neither": count_neither_replies(load_tokenizer(find_model(params.llm.model, settings)), batch),
             "forward_tokens": tokens,
             "fusions": fusions,
