@@ -75,9 +75,9 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """As many processes as there are cores, twice as many for slow tests: many wait for what they have started."""
+    """As many processes as there are cores, and one more for slow tests: many wait for what they have started."""
     waits = "not slow" not in config.option.markexpr
-    return min((os.cpu_count() or 1) * (1 + waits), 4)
+    return min((os.cpu_count() or 1) + waits, 4)
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

@@ -183,7 +183,7 @@ class WriterScores:
         has_scores = ~np.isnan(table.values).all(axis=1)
         table, labels = table.take(has_scores), labels.subset(has_scores)
         try:
-            folds = labels.assign_folds(5, 0)
+            folds = labels.assign_folds(3, 0)
         except AbstainError:
             return DEFAULT_STRENGTH
         is_used = labels.weight > 0
@@ -301,7 +301,7 @@ def _fit_regression(inputs: np.ndarray, labels: Labels) -> Pipeline:
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    model = make_pipeline(StandardScaler(), LogisticRegression())
+    model = make_pipeline(StandardScaler(), LogisticRegression(solver="newton-cholesky"))
     return model.fit(inputs, labels.correct, logisticregression__sample_weight=labels.weight)
 
 
