@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log.log import DecisionLog
+from abstain.llm.engine.engine import Engine
 from abstain.serving.gate import Gate
 from abstain.serving.generate import add_familiarity_check
 from abstain.serving.predictor import Predictor
@@ -74,6 +76,22 @@ def open_gate(model: Path, settings: Settings, tmp_path: Path) -> OpenGate:
 @pytest.fixture
 def gate(open_gate: OpenGate) -> Gate:
     return open_gate()
+
+
+@pytest.fixture
+def spoil(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Any], dict[str, Any]], str], None]:
+    """Have the engine give the answer to the question at this index with other fields."""
+    run = Engine.run
+
+    def change_answers(change: Callable[[Any], dict[str, Any]], index: str = "0") -> None:
+        def run_and_change(self: Engine, requests: Any, tell: Any = None) -> Any:
+            for key, result in run(self, requests):
+                is_changed = isinstance(result, list) and key == index
+                yield key, [replace(result[0], **change(result[0]))] if is_changed else result
+
+        monkeypatch.setattr(Engine, "run", run_and_change)
+
+    return change_answers
 
 
 class MadeUpReleases:

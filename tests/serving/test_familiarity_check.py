@@ -17,7 +17,7 @@ from abstain.llm.familiarity.familiarity import Familiarity, FamiliarityConfig, 
 from abstain.llm.familiarity.guessing import GuessedConcept
 from abstain.serving.familiarity_check import FamiliarityCheck
 from abstain.serving.gate import Gate
-from abstain.serving.generate import add_familiarity_check, generate_answers
+from abstain.serving.generate import EMPTY_ANSWER_REASON, add_familiarity_check, generate_answers
 from tests.learning.thresholds.builders import make_missing_guarantee
 from tests.serving.builders import LAYOUT
 
@@ -100,12 +100,23 @@ def test_generate_answers_from_background(gate: Gate, add_check: AddCheck) -> No
     assert found.decision.decision == expected.decision.decision and found.decision.forward_tokens > 0
     reason = found.decision.reason
     assert reason is not None and reason.code is Code.UNFAMILIAR
-    assert reason.message == "the base model does not know Fugue: it answered from singers#1"
+    assert reason.message == "the base model does not know Fugue: it read singers#1"
+
+
+def test_generate_answers_names_stand_before_any_reason(add_check: AddCheck, spoil: Callable[..., None]) -> None:
+    """Before a missing guarantee and an empty answer."""
+    checked = add_check(retrieve=retrieve)
     unguaranteed = replace(checked, predictor=replace(checked.predictor, guarantee=make_missing_guarantee()))
     (unavailable,) = generate_answers(unguaranteed, [ASKED], ASK, entitlements=["singers"])
-    assert unavailable.decision.decision == "unavailable" and unavailable.decision.reason is not None
-    assert unavailable.decision.reason.code is Code.UNFAMILIAR
-    assert unavailable.decision.reason.message.startswith(f"{reason.message}; version ")
+    spoil(lambda answer: {"text": ""})
+    (empty,) = generate_answers(checked, [ASKED], ASK, entitlements=["singers"])
+    for answer, decision, other in (
+        (unavailable, "unavailable", "version v1.2.0 has no guarantee"),
+        (empty, "abstain", EMPTY_ANSWER_REASON.message),
+    ):
+        reason = answer.decision.reason
+        assert answer.decision.decision == decision and reason is not None and reason.code is Code.UNFAMILIAR
+        assert reason.message.startswith(f"the base model does not know Fugue: it read singers#1; {other}")
 
 
 def test_generate_answers_background_needs_entitlements(add_check: AddCheck, answered: list[str]) -> None:
@@ -129,7 +140,7 @@ def test_generate_answers_own_context_is_background(add_check: AddCheck) -> None
     search = Mock(side_effect=AssertionError("it was retrieved"))
     (found,) = generate_answers(add_check(retrieve=search), [asked], ASK)
     assert found.interaction is not None and found.interaction.contexts == asked.contexts
-    assert "it answered from teachers#1" in str(found.decision.reason)
+    assert "it read teachers#1" in str(found.decision.reason)
 
 
 def test_generate_answers_concept_beyond_a_guess_is_unfamiliar(

@@ -1,14 +1,11 @@
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from abstain.core.codes import Code
 from abstain.core.contracts import Context, Question
 from abstain.core.errors import AbstainError
-from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.requests import Generate
 from abstain.serving import generate
 from abstain.serving.gate import NO_CONTEXT_REASON, Gate
@@ -49,22 +46,6 @@ def test_generate_answers_scores_without_another_pass(open_gate: OpenGate, inclu
         shown = (one.decision.confidence or 0) >= one.decision.threshold
         assert one.decision.decision == ("show" if shown else "abstain")
     assert engine.stats.pass_tokens > before  # scoring afterwards is what reads them a second time
-
-
-@pytest.fixture
-def spoil(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Any], dict[str, Any]], str], None]:
-    """Have the engine give the answer to the question at this index with other fields."""
-    run = Engine.run
-
-    def change_answers(change: Callable[[Any], dict[str, Any]], index: str = "0") -> None:
-        def run_and_change(self: Engine, requests: Any, tell: Any = None) -> Any:
-            for key, result in run(self, requests):
-                is_changed = isinstance(result, list) and key == index
-                yield key, [replace(result[0], **change(result[0]))] if is_changed else result
-
-        monkeypatch.setattr(Engine, "run", run_and_change)
-
-    return change_answers
 
 
 @pytest.mark.parametrize("written_as_read", [True, False])

@@ -126,7 +126,7 @@ class FamiliarityCheck:
             )
             return CheckedQuestion(question, None, _make_reason(lacking or concepts, consequence), n_tokens)
         ids = dict.fromkeys(chunk.chunk_id for concept in concepts for chunk in _find_naming(concept, chunks))
-        reason = _make_reason(concepts, f": it answered from {', '.join(ids)}")
+        reason = _make_reason(concepts, f": it read {', '.join(ids)}")
         return CheckedQuestion(question, prepared.request, reason, n_tokens)
 
     def _find_unfamiliar(self, question: str) -> tuple[list[str], float]:

@@ -184,11 +184,12 @@ def _make_abstain_decision(gate: Gate, question: Question, reason: DecisionReaso
 
 
 def _add_check(scored: ScoredAnswer, outcome: CheckedQuestion) -> ScoredAnswer:
-    """Add the tokens of the check to a decision, and what was unfamiliar unless no answer was scored."""
+    """Add the tokens of the check to a decision, and what was unfamiliar to its reason."""
     decision, unfamiliar = scored.decision, outcome.reason
     n_tokens = decision.forward_tokens + outcome.forward_tokens
-    reason = decision.reason or unfamiliar
-    if decision.reason and unfamiliar and decision.confidence is not None:  # such as a version without a guarantee
+    reason = unfamiliar or decision.reason
+    if unfamiliar and decision.reason and decision.reason != unfamiliar:
+        # Under the code of the names, by which the log redacts and erases them.
         reason = replace(unfamiliar, message=f"{unfamiliar.message}; {decision.reason.message}")
     return replace(scored, decision=replace(decision, forward_tokens=n_tokens, reason=reason))
 
