@@ -183,7 +183,7 @@ class WriterScores:
         has_scores = ~np.isnan(table.values).all(axis=1)
         table, labels = table.take(has_scores), labels.subset(has_scores)
         try:
-            folds = labels.assign_folds(3, 0)
+            folds = labels.assign_folds(5, 0)
         except AbstainError:
             return DEFAULT_STRENGTH
         is_used = labels.weight > 0
