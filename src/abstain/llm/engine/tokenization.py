@@ -150,10 +150,17 @@ def _encode_text(tokenizer: Any, segment: Segment, *, begins: bool) -> list[int]
         return ids
 
     with TOKENIZER_LOCK:
-        space = [] if begins else encode("\n")
+        space = [] if begins else _encode_line_break(tokenizer)
         # Two tokens: the space that begins a text, and the line break, with which no other character is joined.
         ids = encode(f"\n{segment.text}") if len(space) == 2 else []
         return ids[2:] if ids and ids[:2] == space else encode(segment.text)
+
+
+@lru_cache(maxsize=8)
+def _encode_line_break(tokenizer: Any) -> list[int]:
+    """Return the tokens of a line break at the start of a text; the same for every segment."""
+    ids: list[int] = tokenizer.encode("\n", add_special_tokens=False)
+    return ids
 
 
 def get_bos_tokens(tokenizer: Any) -> list[int]:
