@@ -57,6 +57,7 @@ def ingest_sources(
             privacy=privacy,
             incremental=remember,
             quality=params.quality,
+            reasoning=params.labels.reasoning,
         )
     except BatchRejected as rejection:  # its bad rows are in quarantine now, and nothing else has changed
         publish_ingest(rejection.report, workspace, str(rejection))

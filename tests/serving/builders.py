@@ -40,6 +40,7 @@ def metadata(model: Path, settings: Settings) -> dict[str, str]:
         "threshold": "0.5",
         "guarantee": MISSING_GUARANTEE,
         "calibration": json.dumps({"method": "none"}),
+        "answers": json.dumps({"reasoning": ["think", "details", "channel"], "refusals": ["I don't know"]}),
     }
 
 

@@ -59,6 +59,25 @@ def test_gate_unavailable_is_withheld_unless_set(open_gate: OpenGate) -> None:
         assert unguaranteed.reason.code is Code.NO_THRESHOLD
 
 
+def test_gate_reasoning_is_no_part_of_the_answer(open_gate: OpenGate) -> None:
+    gate = open_gate("show")
+    question, contexts, answer = TEXTS
+    decision = gate.decide(question, contexts, f"<think>4 or 5?</think> {answer}")
+    assert decision.cleaned_answer == answer
+    assert decision.confidence == pytest.approx(gate.decide(*TEXTS).confidence, abs=1e-5)
+    for endless in ("<think>4 or 5", "<think>4</think>"):
+        decision = gate.decide(question, contexts, endless)
+        assert (decision.decision, decision.show) == ("unavailable", False) and decision.reason
+        assert decision.reason.code is Code.ONLY_REASONING
+
+
+def test_gate_whole_refusal_is_shown(open_gate: OpenGate) -> None:
+    gate = open_gate("abstain", threshold="1.0")
+    shown, longer = (gate.decide(*TEXTS[:2], text) for text in ("i don\u2019t know.", "I don't know the fee."))
+    assert shown.show and shown.decision == "abstain" and shown.confidence is not None and shown.reason
+    assert shown.reason.code is Code.LISTED_REFUSAL and not longer.show
+
+
 def test_is_context_missing_where_the_prompt_takes_them(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     row = make_interaction("What is the fee?", [], "5")
     assert [gate.is_context_missing(row, allow_no_context=allowed) for allowed in (False, True)] == [True, False]

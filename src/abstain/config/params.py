@@ -13,6 +13,7 @@ from pydantic import Field, StringConstraints, model_validator
 from abstain.config.yaml_model import FrozenModel, read_yaml, validate_yaml
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.core.text import ReasoningMarker
 from abstain.core.timestamps import Timestamp
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -94,6 +95,7 @@ class LabelParams(FrozenModel):
     user_shrinkage: Positive
     max_user_share: Annotated[float, Field(gt=0, le=1)]
     refusals: tuple[Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)], ...]
+    reasoning: tuple[ReasoningMarker, ...]
 
 
 class SplitParams(FrozenModel):

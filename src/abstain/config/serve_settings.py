@@ -136,6 +136,9 @@ class ServeSettings(BaseSettings):
     withheld_text: Annotated[str, Field(pattern=r"\S")] = Field(
         WITHHELD_TEXT, description="what a gateway's user reads in place of a withheld answer"
     )
+    withheld_sources: bool = Field(
+        False, description="whether the titles of the answer's documents follow that text, for users to read there"
+    )
     litellm: LiteLLMPaths = Field(
         LiteLLMPaths(),
         description="paths (JMESPath) to what the gate needs in requests of LiteLLM; an empty one finds nothing",

@@ -138,6 +138,16 @@ class Code(StrEnum):
         "The base model does not know what the question names.",
         "Add a document on it, grant its entitlement, or change ABSTAIN_SERVE_FAMILIARITY.",
     )
+    LISTED_REFUSAL = (
+        "A209",
+        "The answer is one of `labels.refusals` and nothing else, so it is shown whatever its confidence.",
+        "Take the text out of `labels.refusals` if users must not read it.",
+    )
+    ONLY_REASONING = (
+        "A210",
+        "An answer has reasoning that does not end, or nothing but reasoning, so that it is withheld.",
+        "Let the model write more tokens, or change `labels.reasoning` if what is marked is the answer.",
+    )
     TOO_FEW_LABELS = (
         "A301",
         "There are too few labelled answers of some kind, split or group.",

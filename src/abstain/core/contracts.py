@@ -14,6 +14,7 @@ Notes:
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
@@ -38,6 +39,8 @@ Number = Annotated[float, Field(strict=True, allow_inf_nan=False), AfterValidato
 LogProbability = Annotated[Number, Field(le=0)]
 UNNAMED_PREFIX = "unnamed-"
 """Prefix of the document id of an unnamed context; no document has to be ingested for it."""
+PATH_SEPARATOR = " > "
+"""Between the titles of a document and of its sections, with which each chunk begins."""
 Criterion = Literal["complete", "correct", "truthful"]
 CRITERIA: tuple[str, ...] = get_args(Criterion)
 """The yes/no criteria of a review."""
@@ -218,6 +221,26 @@ def make_unnamed_context(text: str) -> Context:
     normalized_text = " ".join(text.split())
     digest = hashlib.sha256(normalized_text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     return Context(chunk_id=f"{UNNAMED_PREFIX}{digest}#1", text=text)
+
+
+def list_sources(contexts: Iterable[Context]) -> tuple[str, ...]:
+    """Return what readers know the documents of retrieved chunks by, best first.
+
+    Args:
+        contexts: The chunks.
+
+    Returns:
+        The title with which a chunk of the knowledge base begins ("Title > Section"), else its document's id; nothing
+        for a text without either.
+    """
+    sources: dict[str, None] = {}
+    for context in contexts:
+        title, separator, _ = context.text.partition("\n")[0].partition(PATH_SEPARATOR)
+        if separator:
+            sources[title.strip()] = None
+        elif not context.chunk_id.startswith(UNNAMED_PREFIX):
+            sources[get_document_id(context.chunk_id)] = None
+    return tuple(filter(None, sources))
 
 
 def get_document_id(chunk_id: str) -> str:

@@ -9,6 +9,7 @@ import difflib
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from abstain.core.markdown import UNPRINTABLE
 
@@ -16,6 +17,12 @@ PSEUDONYM = re.compile(r"[ur]-[0-9a-f]{20}")
 """The pseudonym of a user (`u-`) or a reviewer (`r-`), as ingest generates it."""
 WITHHELD_TEXT = "I could not find an answer that I am sure enough of. Please ask a colleague who knows the subject."
 """The default text that replaces a withheld answer."""
+ReasoningMarker = Literal["think", "details", "channel"]
+"""How a model marks its reasoning within an answer.
+
+"think": `<think>`, `<thinking>` and `<reasoning>`. "details": `<details type="reasoning">` of Open WebUI, also of the
+types tool_calls and code_interpreter. "channel": every `<|channel|>` of gpt-oss but `final`.
+"""
 _SHORT_NAME_CHARS = 10
 _LINE_BREAK = re.compile("\r\n?")
 
@@ -74,6 +81,11 @@ def is_refusal(answer: str, beginnings: Sequence[str]) -> bool:
             "[Unanswerable" would silently mean something else.
     """
     return _normalize(answer).startswith(tuple(map(_normalize, beginnings)))
+
+
+def is_whole_refusal(answer: str, refusals: Sequence[str]) -> bool:
+    """Return whether an answer says nothing but one of `refusals`; a full stop does not matter."""
+    return _normalize(answer).rstrip(".!") in {_normalize(refusal).rstrip(".!") for refusal in refusals}
 
 
 def _normalize(text: str) -> str:

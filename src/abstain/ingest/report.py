@@ -33,6 +33,7 @@ class IngestReport:
         resolved_pending: Outcome -> number of earlier pending rows whose interaction or documents came now.
         reasons: Reason -> number of rejected rows.
         quarantine: File of the newly quarantined rows, relative to the data folder.
+        cut_answers: Rows whose answer had reasoning, which was cut out.
         redacted: Entity -> number of redactions.
         ignored: Files of no known kind.
         source_notes: Notes of the sources themselves.
@@ -54,6 +55,7 @@ class IngestReport:
     resolved_pending: Mapping[str, int] = field(default_factory=dict)
     reasons: Mapping[str, int] = field(default_factory=dict)
     quarantine: str | None = None
+    cut_answers: int = 0
     redacted: Mapping[str, int] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     source_notes: tuple[str, ...] = ()
@@ -116,6 +118,11 @@ class IngestReport:
             notes.append(
                 f"{self.weighted_reviews:,} reviews have the inclusion probability that their source gave: it is not "
                 "checked, and it is their weight (docs/reviews.md)"
+            )
+        if self.cut_answers:
+            notes.append(
+                f"{self.cut_answers:,} answers had reasoning, which was cut out (labels.reasoning), together with the "
+                "log-probabilities of their tokens"
             )
         if self.redacted:
             notes.append(f"redacted: {', '.join(f'{n:,} {entity}' for entity, n in sorted(self.redacted.items()))}")

@@ -37,7 +37,7 @@ class DecisionReason:
 
 @dataclass(frozen=True)
 class Decision:
-    """The decision about one answer. It is shown if `confidence >= threshold`.
+    """The decision about one answer. It is shown if `confidence >= threshold`, or if it is a listed refusal.
 
     An answer that the base model cannot read, or for which the scorer has no score, has no confidence and is not shown.
     An answer without any context is "unavailable" if the scorer was trained with contexts.
@@ -57,8 +57,10 @@ class Decision:
         forward_tokens: Tokens that went through the whole base model for this decision; 0 if all features were
             available.
         show: Whether to show the answer. It differs from `decision` only for "unavailable" with
-            `on_unavailable="show"`.
+            `on_unavailable="show"`, and for a listed refusal.
         feature_spec: Digest of what the gate's scorer reads (feature_spec.py).
+        sources: The documents of its contexts, by title or id, best first.
+        cleaned_answer: The answer that was decided about, without the reasoning that was in it; None if it had none.
     """
 
     interaction_id: str
@@ -75,6 +77,8 @@ class Decision:
     forward_tokens: float = 0.0
     show: bool = False
     feature_spec: str | None = None
+    sources: tuple[str, ...] = ()
+    cleaned_answer: str | None = None
 
     @classmethod
     def unavailable(cls, interaction_id: str, reason: DecisionReason, *, show: bool = False) -> Decision:
@@ -89,6 +93,29 @@ class Decision:
             The decision, without version, guarantee, confidence and threshold.
         """
         return cls(interaction_id, "unavailable", None, None, None, None, reason=reason, show=show)
+
+    def describe(self) -> str:
+        """Return a sentence for people: whether the answer is shown, and why."""
+        verb = "shown" if self.show else "withheld"
+        if self.reason is not None or self.confidence is None or self.threshold is None:
+            return f"{verb}: {self.reason or self.decision}"
+        comparison = "at least" if self.confidence >= self.threshold else "less than"
+        return (
+            f"{verb}: its confidence {self.confidence:.3f} is {comparison} the threshold {self.threshold:.3f} "
+            f"of version {self.version}"
+        )
+
+    def make_withheld_text(self, text: str, *, with_sources: bool) -> str:
+        """Return what a user reads in place of the answer.
+
+        Args:
+            text: The text for all answers.
+            with_sources: Whether to add a list of the answer's sources.
+
+        Returns:
+            The text.
+        """
+        return "\n".join((text, *(f"- {source}" for source in self.sources if with_sources)))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON values."""

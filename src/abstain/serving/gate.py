@@ -22,8 +22,10 @@ from abstain.config.settings import Settings, load_settings
 from abstain.core import paths
 from abstain.core.bundle_format import is_intact
 from abstain.core.codes import Code
-from abstain.core.contracts import Context, Interaction, Question, make_unnamed_context
+from abstain.core.contracts import Context, Interaction, Question, list_sources, make_unnamed_context
 from abstain.core.errors import AbstainError
+from abstain.core.message_text import remove_reasoning
+from abstain.core.text import is_whole_refusal
 from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.tokenization import EncodedPrompt
 from abstain.llm.features.extraction import UnreadableInteraction
@@ -251,9 +253,68 @@ class Gate:
         Raises:
             AbstainError: As in `decide_all`.
         """
-        outcomes = [self.score_without_model(decision_input) for decision_input in inputs]
-        scored = iter(self.score_with_model([outcome for outcome in outcomes if isinstance(outcome, UnreadAnswer)]))
-        return [next(scored) if isinstance(outcome, UnreadAnswer) else outcome for outcome in outcomes]
+        outcomes = [self._clean_and_score(decision_input) for decision_input in inputs]
+        read = iter(self.score_with_model([outcome for outcome in outcomes if isinstance(outcome, UnreadAnswer)]))
+        scored = [next(read) if isinstance(outcome, UnreadAnswer) else outcome for outcome in outcomes]
+        return [
+            replace(answer, decision=self.apply_answer_rules(answer.decision, interaction))
+            if (interaction := decision_input.interaction)
+            else answer
+            for answer, decision_input in zip(scored, inputs, strict=True)
+        ]
+
+    def _clean_and_score(self, decision_input: DecisionInput) -> ScoredAnswer | UnreadAnswer:
+        sent = decision_input.interaction
+        try:
+            if sent is not None and (interaction := self.cut_reasoning(sent)) is not sent:
+                # what an engine computed is of the reasoning, too
+                decision_input = replace(decision_input, interaction=interaction, states=None, log_probs=None)
+        except AbstainError as error:
+            reason = DecisionReason.from_error(error)
+            return ScoredAnswer(self.make_unavailable_decision(decision_input.interaction_id, reason))
+        return self.score_without_model(decision_input)
+
+    def cut_reasoning(self, interaction: Interaction) -> Interaction:
+        """Cut the model's reasoning out of an answer.
+
+        Args:
+            interaction: The answer as it came.
+
+        Returns:
+            The answer without it, and without the log-probabilities of its tokens, which include the reasoning's;
+            `interaction` itself if there is none.
+
+        Raises:
+            AbstainError: The reasoning does not end, or nothing else is in the answer.
+        """
+        try:
+            answer = remove_reasoning(interaction.answer, self.predictor.reasoning)
+        except ValueError as error:
+            raise AbstainError(Code.ONLY_REASONING, f"answer: {error}") from None
+        if not answer:
+            raise AbstainError(Code.ONLY_REASONING, "answer: it is nothing but reasoning")
+        if answer == interaction.answer:
+            return interaction
+        return interaction.model_copy(update={"answer": answer, "token_log_probs": None})
+
+    def apply_answer_rules(self, decision: Decision, sent: Interaction) -> Decision:
+        """Show an answer that is nothing but a listed refusal; name its sources, and what is left without reasoning.
+
+        Args:
+            decision: The decision.
+            sent: The answer as it came.
+
+        Returns:
+            The decision.
+        """
+        decision = replace(decision, sources=list_sources(sent.contexts))
+        if decision.reason and decision.reason.code is Code.ONLY_REASONING:
+            return decision
+        answer = remove_reasoning(sent.answer, self.predictor.reasoning)
+        if not decision.show and is_whole_refusal(answer, self.predictor.refusals):
+            reason = DecisionReason(Code.LISTED_REFUSAL, "the answer is nothing but a refusal of `labels.refusals`")
+            decision = replace(decision, show=True, reason=decision.reason or reason)
+        return decision if answer == sent.answer else replace(decision, cleaned_answer=answer)
 
     def score_without_model(self, decision_input: DecisionInput) -> ScoredAnswer | UnreadAnswer:
         """Decide without running the base model, if possible.
@@ -350,7 +411,7 @@ class Gate:
         """Apply the version's guarantee and the unavailable policy to a decision.
 
         Without an active guarantee every decision becomes "unavailable". An unavailable answer is shown only if
-        `on_unavailable` is "show".
+        `on_unavailable` is "show", and never if its reasoning does not end.
 
         Args:
             decision: Decision of the predictor.
@@ -363,7 +424,8 @@ class Gate:
             reason = DecisionReason(Code.NO_THRESHOLD, f"version {self.version} has no guarantee: see GET /v1/version")
             decision = replace(decision, decision="unavailable", reason=decision.reason or reason)
         if decision.decision == "unavailable":
-            decision = replace(decision, show=self.on_unavailable == "show")
+            is_endless = decision.reason is not None and decision.reason.code is Code.ONLY_REASONING
+            decision = replace(decision, show=self.on_unavailable == "show" and not is_endless)
         return decision
 
     def warm_up(self) -> None:

@@ -176,6 +176,9 @@ def generate_answers(
     scored = dict(zip(interactions, gate.score_all(inputs), strict=True))
     scored |= {index: ScoredAnswer(decision) for index, decision in unanswered.items()}
     scored |= {index: _add_check(scored[index], outcome) for index, outcome in checked.items()}
+    for index, interaction in interactions.items():
+        if cleaned_answer := scored[index].decision.cleaned_answer:
+            interactions[index] = interaction.model_copy(update={"answer": cleaned_answer})
     return [GeneratedAnswer(interactions.get(index), scored[index]) for index in range(len(final_questions))]
 
 

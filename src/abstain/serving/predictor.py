@@ -13,6 +13,7 @@ from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
+from abstain.core.text import ReasoningMarker
 from abstain.learning.metrics.calibration import Calibrator, calibrator_from_dict
 from abstain.learning.thresholds.guarantee import Guarantee
 from abstain.llm.engine.loading import find_model
@@ -36,6 +37,8 @@ class Predictor:
         reader: Reader of all features that the scorer requires.
         calibrator: Maps a confidence to the probability that the answer is correct.
         guarantee: The guarantee of the version, or why there is none.
+        reasoning: How models mark their reasoning, which is no part of an answer.
+        refusals: Answers that are shown whatever their confidence.
     """
 
     scorer: LiveScorer
@@ -43,6 +46,8 @@ class Predictor:
     reader: FeatureReader
     calibrator: Calibrator
     guarantee: Guarantee
+    reasoning: tuple[ReasoningMarker, ...]
+    refusals: tuple[str, ...]
 
     @classmethod
     def open(cls, file: Path, settings: Settings, on_computed: OnComputed | None = None) -> Predictor:
@@ -67,6 +72,8 @@ class Predictor:
             layout_digest = metadata["layout_digest"]
             calibrator = calibrator_from_dict(json.loads(metadata["calibration"]))
             guarantee = Guarantee.model_validate_json(metadata["guarantee"])
+            answers = json.loads(metadata["answers"])
+            reasoning, refusals = tuple(answers["reasoning"]), tuple(answers["refusals"])
         except (KeyError, TypeError, ValueError):
             raise AbstainError(
                 Code.BAD_ARTIFACT, f"{file} carries no complete metadata: export it with this project"
@@ -84,7 +91,7 @@ class Predictor:
                 f"prompt layout {llm.layout} has changed since version {version} was trained: restore it",
             )
         reader = FeatureReader(tuple(FeatureSource(llm, settings, request) for request in scorer.requires), on_computed)
-        return cls(scorer, FeatureSource(llm, settings), reader, calibrator, guarantee)
+        return cls(scorer, FeatureSource(llm, settings), reader, calibrator, guarantee, reasoning, refusals)
 
     def decide_interactions(self, interactions: Sequence[Interaction]) -> list[Decision]:
         """Compare each answer's confidence with the threshold; an answer without any context is scored without it.

@@ -81,6 +81,21 @@ def test_report_counts_reviews_weighted_by_their_source(tmp_path: Path, name: st
     assert ("1 reviews have the inclusion probability" in report.to_markdown()) == bool(count)
 
 
+def test_ingest_reasoning_is_cut_out_of_answers(tmp_path: Path) -> None:
+    thought = row(answer="<think>Five? Ten?</think> Five euros.", token_log_probs=[-0.5, -1])
+    rows = thought, row("i-2", answer="<think>Five?"), row("i-3", answer="<think>Five?</think>"), row("i-4")
+    source = make_explicit_sources([str(write_lines(tmp_path / "a.jsonl", *rows))])
+    options: dict[str, Any] = {"validate": accept_all, "reasoning": ("think",)}
+    report = ingest(source, tmp_path / "data", LENIENT, NOW, **options)
+    assert (report.accepted, report.quarantined, report.cut_answers) == (2, 2, 1)
+    assert {reason.field for refused in read_refused(tmp_path / "data", report) for reason in refused.reasons} == {
+        "answer"
+    }
+    (cut, _) = DataStore(tmp_path / "data").iter_rows(Interaction)
+    assert (cut.answer, cut.token_log_probs) == ("Five euros.", None)
+    assert ingest(source, tmp_path / "data", LENIENT, NOW, **options).duplicate == 2
+
+
 def test_ingest_same_row_is_duplicate_other_content_conflicts(tmp_path: Path) -> None:
     scored = row(writer_scores={"judge": 7}, token_log_probs=[-0.5, -1], display="shown", propensity=0.9)
     replies = [row(thumb=thumb(value, user="u"), review=verdict(value == "up")) for value in ("up", "down")]

@@ -131,6 +131,11 @@ def test_abstain_action_allows_shown_and_blocks_withheld(frameworks: None) -> No
 
 
 def test_abstain_action_without_question_or_answer_blocks(frameworks: None) -> None:
+    parts = {"last_user_message": [{"type": "text", "text": QUESTION}], "bot_message": [{"text": "right"}]}
+    assert run_rail(StandIn(), relevant_chunks_sep=[{"content": text} for text in CONTEXTS], **parts)[0] == "allow"
+    for chunks in ([{"title": "Accounts"}], [*CONTEXTS, 3]):
+        kind, reason, _ = run_rail(StandIn("show"), relevant_chunks_sep=chunks, **parts)
+        assert kind == "block" and "context" in reason
     for context in ({}, {"last_user_message": QUESTION}, {"bot_message": "right"}):
         kind, reason, metadata = run_rail(StandIn(), relevant_chunks_sep=CONTEXTS, **context)
         assert (kind, metadata["decision"]) == ("block", "unavailable") and reason
@@ -157,7 +162,8 @@ def test_langchain_shown_answer_is_returned(frameworks: None) -> None:
     for answer, question in (
         ({"answer": "right"}, None),
         ("right", QUESTION),
-        (SimpleNamespace(content="right"), None),
+        (SimpleNamespace(content=[{"type": "text", "text": "ri"}, {"type": "text", "text": "ght"}]), None),
+        ({"messages": [{"role": "ai", "content": "right"}]}, {"messages": [{"role": "human", "content": QUESTION}]}),
     ):
         gate = StandIn()
         callback = langchain_callback(gate)
@@ -172,7 +178,7 @@ def test_langchain_withheld_answer_raises(frameworks: None) -> None:
         ({"answer": "right"}, (), "abstain"),
         ({"output": "right"}, CONTEXTS, "unavailable"),
         (None, CONTEXTS, "unavailable"),
-        ({"answer": ["right"]}, CONTEXTS, "unavailable"),
+        ({"answer": [{"type": "thinking", "thinking": "right"}]}, CONTEXTS, "unavailable"),
     ):
         callback = langchain_callback(StandIn(), withheld_text=WITHHELD)
         with pytest.raises(AnswerWithheld, match=WITHHELD) as withheld:
@@ -218,7 +224,7 @@ def run_query(callback: Any, response: Any) -> None:
 def test_llamaindex_withheld_response_is_replaced(frameworks: None) -> None:
     gate = StandIn()
     callback = llamaindex_callback(gate, withheld_text=WITHHELD)
-    nodes = [SimpleNamespace(get_content=lambda text=text: text) for text in CONTEXTS]
+    nodes = [SimpleNamespace(text=text) for text in CONTEXTS]
     shown, withheld = (SimpleNamespace(response=text, source_nodes=nodes) for text in ("right", "wrong"))
     for response in (shown, withheld, None):  # None: it has failed
         run_query(callback, response)

@@ -4,11 +4,13 @@ from dataclasses import fields
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from abstain.config.serve_settings import GatewayPaths, KgatewayPaths, load_serve_settings
 from abstain.core.contracts import Context
 from abstain.core.errors import AbstainError
 from abstain.serving.gateways.core import GatewayFieldParser, GatewayFields
+from abstain.serving.service.schemas import GateRequest
 
 NOTHING = GatewayFields(**dict.fromkeys(field.name for field in fields(GatewayFields)))
 
@@ -30,14 +32,15 @@ def parse(request: dict[str, Any], **paths: str) -> GatewayFields:
     ],
 )
 def test_parse_contexts_of_texts_and_objects(value: Any, contexts: tuple[Any, ...] | None) -> None:
-    assert parse({"metadata": {"chunks": value}}, contexts="metadata.chunks").contexts == contexts
+    fields = parse({"metadata": {"chunks": value}}, contexts="metadata.chunks")
+    assert GateRequest(contexts=fields.contexts).contexts == contexts
 
 
 def test_parse_field_without_text_is_an_error() -> None:
     assert parse({"groups": "staff"}, entitlements="groups").entitlements == ("staff",)
-    for value in ([1], [{"title": "a"}], [["a"]], 3, [""], {"text": ""}):
-        with pytest.raises(AbstainError, match="contexts"):
-            parse({"key": value}, contexts="key")
+    for value in ([1], [{"title": "a"}], [[2]], 3, [""], {"text": ""}):
+        with pytest.raises(ValidationError, match="contexts"):
+            GateRequest(contexts=parse({"key": value}, contexts="key").contexts)
     with pytest.raises(AbstainError, match="entitlements"):
         parse({"key": [{"name": "staff"}]}, entitlements="key")
     assert parse({"question": "Why?", "contexts": ["a"]}) == NOTHING, "without a path nothing is looked for"

@@ -71,6 +71,24 @@ def test_kgateway_masks_as_many_choices_or_rejects(connect: Connect, answers: An
     assert sent.status_code == 200 and sent.json()["action"]["body"]["choices"][0]["message"]["content"] == WITHHELD
 
 
+def test_kgateway_reasoning_is_masked(connect: Connect, answers: Answers) -> None:
+    client = connect()
+    client.post("/v1/contexts", json=make_registration())
+    ask(client)
+    parts = [{"type": "thinking", "thinking": "For ever?"}, {"type": "text", "text": answers[0]}]
+    for call_id, message in (
+        ("1", {"content": answers[0], "reasoning_content": "For ever?"}),
+        ("2", {"content": parts}),
+        ("3", {"content": f"<think>For ever?</think>{answers[0]}"}),
+    ):
+        headers = {**CALL, "x-abstain-call-id": call_id}
+        client.post("/v1/contexts", json=make_registration(call_id))
+        ask(client, headers)
+        choice = {"message": {"role": "assistant", **message}}
+        sent = client.post(f"{PREFIX}/response", json={"body": {"choices": [choice]}}, headers=headers)
+        assert sent.json()["action"]["body"] == make_choices(answers[0])
+
+
 def test_kgateway_further_piece_of_a_stream_is_masked(connect: Connect, answers: Answers) -> None:
     client = connect(on_unavailable="show")
     client.post("/v1/contexts", json=make_registration())

@@ -53,15 +53,51 @@ def test_litellm_call_is_joined_across_two_workers(connect: Connect, answers: An
     assert second.read_decision("call-2").decision.interaction.question == "Registered?", "it precedes the last message"
 
 
-def test_litellm_withheld_choice_blocks_or_is_replaced(connect: Connect, answers: Answers) -> None:
-    blocking, replacing = connect(), connect(litellm_withheld="replace")
-    ask(blocking, **WITH_CONTEXTS)
-    assert answer(blocking, *answers) == {"action": "BLOCKED", "blocked_reason": WITHHELD}
+def test_litellm_blocks_are_one_answer(connect: Connect, answers: Answers) -> None:
+    client, (first, *rest) = connect(litellm_withheld="replace"), answers[0].split(" ")
+    ask(client, **WITH_CONTEXTS)
+    assert answer(client, first, *(f" {word}" for word in rest)) == {"action": "NONE"}
+    assert client.read_decision("call-1").decision.interaction.answer == answers[0]
     other = {"litellm_call_id": "call-2"}
-    ask(replacing, **WITH_CONTEXTS, **other)
-    outcome = answer(replacing, answers[1], answers[0], "", **other)
-    assert outcome == {"action": "GUARDRAIL_INTERVENED", "texts": [WITHHELD, answers[0], ""]}
-    assert answer(replacing, *[answers[0]] * 65, **other)["texts"] == [WITHHELD] * 65, "they are too many"
+    ask(client, **WITH_CONTEXTS, **other)
+    withheld = answer(client, answers[1][:9], answers[1][9:], **other)
+    assert withheld == {"action": "GUARDRAIL_INTERVENED", "texts": [WITHHELD, ""]}
+    assert client.count_decisions() == {"show": 1, "abstain": 1}
+
+
+def test_litellm_withheld_answer_blocks_by_default(connect: Connect, answers: Answers) -> None:
+    client = connect()
+    ask(client, **WITH_CONTEXTS)
+    assert answer(client, answers[1]) == {"action": "BLOCKED", "blocked_reason": WITHHELD}
+
+
+def test_litellm_withheld_answer_names_its_documents(connect: Connect, answers: Answers) -> None:
+    client = connect(litellm_withheld="replace", withheld_sources=True)
+    contexts = [f"Accounts > Overdraft\n{CONTEXTS[0]}", {"id": "fees#2", "text": CONTEXTS[1]}, "Accounts > Fees\nTen."]
+    ask(client, additional_provider_specific_params={"contexts": [*contexts, "No title."]})
+    assert answer(client, answers[1])["texts"] == [f"{WITHHELD}\n- Accounts\n- fees"]
+
+
+def test_litellm_reasoning_is_cut_out(connect: Connect, answers: Answers) -> None:
+    client = connect(on_unavailable="show")
+    ask(client, **WITH_CONTEXTS)
+    cut = answer(client, "<think>Or for ever?</think>\n", answers[0])
+    assert cut == {"action": "GUARDRAIL_INTERVENED", "texts": [answers[0], ""]}
+    decision = client.read_decision("call-1").decision
+    assert (decision.decision, decision.interaction.answer) == ("show", answers[0])
+    other = {"litellm_call_id": "call-2"}
+    ask(client, **WITH_CONTEXTS, **other)
+    assert answer(client, "<think>Or for ever?", **other)["action"] == "BLOCKED"
+    assert client.read_decision("call-2").decision.code == Code.ONLY_REASONING
+
+
+def test_litellm_listed_refusal_is_shown(connect: Connect) -> None:
+    client = connect()
+    for call_id, text, action in (("1", "I don\u2019t know.", "NONE"), ("2", "I don't know, 5 perhaps.", "BLOCKED")):
+        ask(client, litellm_call_id=call_id, **WITH_CONTEXTS)
+        assert answer(client, text, litellm_call_id=call_id)["action"] == action
+    refusal = client.read_decision("1").decision
+    assert (refusal.shown, refusal.code, refusal.interaction.display) == (True, Code.LISTED_REFUSAL, "shown")
 
 
 def test_litellm_missing_part_is_unavailable(connect: Connect, answers: Answers) -> None:

@@ -73,6 +73,18 @@ def test_portkey_withheld_answer_is_replaced(client: GateClient, answers: Answer
     assert send(client, make_event(answers[1] + "\ud800"))["transformedData"]["response"]["text"] == WITHHELD
 
 
+def test_portkey_reasoning_is_cut_out(client: GateClient, answers: Answers) -> None:
+    client.post("/v1/contexts", json=make_registration())
+    event = make_event(f"<think>For ever?</think>{answers[0]}")
+    event["response"]["json"]["choices"][0]["message"]["reasoning_content"] = "For ever?"
+    outcome = send(client, event)
+    response = outcome["transformedData"]["response"]
+    (choice,) = response["json"]["choices"]
+    assert outcome["verdict"] is True and response["text"] == answers[0]
+    assert choice["message"] == {"role": "assistant", "content": answers[0]}
+    assert "threshold" in outcome["data"]["answers"][0]["reason"]
+
+
 def test_portkey_missing_part_is_unavailable(client: GateClient, answers: Answers) -> None:
     without_question, without_answer = make_event(answers[0]), make_event(None)
     verdicts = [send(client, make_event(answers[0]))["verdict"]]  # without contexts

@@ -8,7 +8,7 @@ those of earlier batches.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import TypeVar
@@ -17,14 +17,16 @@ from abstain.core.codes import Code
 from abstain.core.contracts import Chunk, Document, Interaction, Review, get_document_id
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import read_lines, to_json_lines
+from abstain.core.message_text import remove_reasoning
 from abstain.core.reasons import Reason, Reasons
+from abstain.core.text import ReasoningMarker
 from abstain.data.store.dataset import DataStore, DocumentVersion, StagedBatch, get_document_suffix
 from abstain.data.store.key_index import BLOCK_ROWS, IndexedWriter, KeyIndex
 from abstain.data.store.profile import Profiler
 from abstain.data.store.record_keys import TABLES, Record, make_interaction_identity
 from abstain.data.validation.checks import ExistingData, ValidatedRows
 from abstain.data.validation.runner import ValidationResult
-from abstain.ingest.parsing import ParsedRow, reparse
+from abstain.ingest.parsing import ParsedRow, make_reason, reparse
 from abstain.ingest.pipeline.deduplicate import (
     RowDecision,
     RowRecords,
@@ -66,6 +68,7 @@ class IngestPipeline:
         privacy: Redaction rules.
         validate: Validates new rows against existing data.
         now: Time of the ingest.
+        reasoning: How models mark their reasoning, which is cut out of answers.
 
     Attributes:
         n_read: Number of input rows.
@@ -78,12 +81,21 @@ class IngestPipeline:
         earlier_file_id: Id of a quarantine file that holds a rejected row already; empty if there is none.
         validation_results: Results of the validations.
         profiler: Profile of the new interactions.
+        cut_answers: Number of rows whose answer had reasoning, which was cut out.
     """
 
     def __init__(
-        self, store: DataStore, staging: StagedBatch, privacy: Privacy, validate: Validate, now: datetime
+        self,
+        store: DataStore,
+        staging: StagedBatch,
+        privacy: Privacy,
+        validate: Validate,
+        now: datetime,
+        *,
+        reasoning: Collection[ReasoningMarker] = (),
     ) -> None:
         self._store, self._staging, self._privacy, self._validate, self._now = store, staging, privacy, validate, now
+        self._reasoning = reasoning
         self._index = store.build_key_index()
         self._pending_index = KeyIndex()
         for table, path in store.list_pending_files().items():
@@ -110,6 +122,7 @@ class IngestPipeline:
         self.earlier_file_id = ""
         self.validation_results: list[ValidationResult] = []
         self.profiler = Profiler()
+        self.cut_answers = 0
 
     # Documents
 
@@ -283,8 +296,8 @@ class IngestPipeline:
                 self._count(entry.row, decision, outcomes)
 
     def _redact_row(self, row: ParsedRow) -> ParsedRow:
-        """Return `row` without content that must not be stored: personal data, and all content from an erased user."""
-        redacted = self._privacy.apply(row)
+        """Return `row` without content that must not be stored: reasoning, personal data, all from an erased user."""
+        redacted = self._privacy.apply(self._cut_reasoning(row))
         content = redacted.interaction or redacted.thumb or redacted.review
         is_erased = (
             content is not None and make_interaction_identity(content.interaction_id).hex() in self._erased_interactions
@@ -293,6 +306,21 @@ class IngestPipeline:
         if is_erased or (is_from_erased_user and redacted.interaction is None):
             return replace(ERASED_USER_ROW, source=row.source, line=row.line)
         return replace(redacted, thumb=None) if is_from_erased_user else redacted
+
+    def _cut_reasoning(self, row: ParsedRow) -> ParsedRow:
+        """Return `row` without the reasoning in its answer, and then without the log-probabilities of both."""
+        if row.interaction is None:
+            return row
+        try:
+            answer = remove_reasoning(row.interaction.answer, self._reasoning)
+            if not answer:
+                raise ValueError("it is nothing but reasoning")
+        except ValueError as error:
+            return replace(row, interaction=None, thumb=None, review=None, reasons=(make_reason("answer", str(error)),))
+        if answer == row.interaction.answer:
+            return row
+        self.cut_answers += 1
+        return replace(row, interaction=row.interaction.model_copy(update={"answer": answer, "token_log_probs": None}))
 
     def _count(self, row: ParsedRow, decision: RowDecision, outcomes: Counter[str]) -> None:
         """Count the outcome of a row, and quarantine it if rejected; only this batch counts towards the limit."""

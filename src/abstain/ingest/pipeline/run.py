@@ -15,7 +15,7 @@ Notes:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from itertools import chain
@@ -25,6 +25,7 @@ from abstain.config.params import QualityParams, ValidationParams
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import to_json_lines
+from abstain.core.text import ReasoningMarker
 from abstain.data.store.dataset import DataStore, IngestedBatch, StagedBatch, is_review_queue
 from abstain.data.validation.checks import ExistingData, ValidatedRows
 from abstain.data.validation.drift import validate_drift
@@ -61,6 +62,7 @@ def ingest(
     privacy: Privacy | None = None,
     incremental: bool = False,
     quality: QualityParams | None = None,
+    reasoning: Collection[ReasoningMarker] = (),
     validate: Validate = validate,
 ) -> IngestReport:
     """Ingest the rows of `sources` into the data folder, as one atomic batch.
@@ -73,6 +75,7 @@ def ingest(
         privacy: Redaction rules; None redacts nothing.
         incremental: Continue each source where the last ingest stopped.
         quality: Limits for drift against earlier batches; None skips that check.
+        reasoning: How models mark their reasoning, which is cut out of answers.
         validate: Validation function, replaceable in tests.
 
     Returns:
@@ -86,7 +89,12 @@ def ingest(
     store, names, privacy = DataStore(data), tuple(source.name for source in sources), privacy or Privacy.noop()
     with StagedBatch(store) as staging, _redacted_errors(privacy):
         pipeline = IngestPipeline(
-            store, staging, privacy, lambda rows, existing: validate(rows, existing, params, now), now
+            store,
+            staging,
+            privacy,
+            lambda rows, existing: validate(rows, existing, params, now),
+            now,
+            reasoning=reasoning,
         )
         readers = [source.read(store.read_source_state(source.name) if incremental else {}) for source in sources]
         documents, rows = _split_documents(readers)
@@ -166,6 +174,7 @@ def _make_report(
         contracts={**staging.counts, "documents": pipeline.new_documents},
         reasons=dict(sorted(pipeline.reasons.items(), key=lambda item: (-item[1], item[0]))),
         quarantine=f"{FOLDER}/{pipeline.quarantine_file_id}.jsonl" if pipeline.quarantine_file_id else None,
+        cut_answers=pipeline.cut_answers,
         redacted=dict(privacy.counts),
         ignored=tuple(privacy.redact_message(name) for reader in readers for name in reader.outcome.ignored),
         source_notes=tuple(privacy.redact_message(note) for reader in readers for note in reader.outcome.notes),

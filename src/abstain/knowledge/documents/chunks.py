@@ -25,7 +25,7 @@ from typing import Literal
 from markdown_it.token import Token
 
 from abstain.core.codes import Code
-from abstain.core.contracts import Chunk, Document
+from abstain.core.contracts import PATH_SEPARATOR, Chunk, Document
 from abstain.core.errors import AbstainError
 from abstain.knowledge.documents.normalize_markdown import normalize_markdown
 from abstain.knowledge.documents.sections import DocumentSection, parse_blocks, split_sections
@@ -44,7 +44,6 @@ MAX_HEADER_CHARACTERS = 2_000
 """The longest table header that is repeated in each chunk of the table; a longer one is only in the first chunk."""
 
 ID_DIGITS = 10
-PATH_SEPARATOR = " > "
 
 _LINE_END = re.compile(r"\n")
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")

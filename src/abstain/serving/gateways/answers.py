@@ -1,7 +1,8 @@
 """Parts of a model's response: answers, parts that cannot be decided about, and fields without text for a reader.
 
-A choice with text that is not recognized as an answer, such as the reasoning before it, cannot be decided about:
-otherwise that text would be shown undecided. Only what has no text for a reader passes without a decision.
+A choice with text that is not recognized as an answer cannot be decided about: otherwise that text would be shown
+undecided. A message's reasoning is no part of the answer, and is left out of what is delivered. Only what has no text
+for a reader passes without a decision.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.core.message_text import REASONING_FIELDS, REASONING_TYPES, extract_text
+from abstain.serving.decision import Decision
 
 QUIET_FIELDS = frozenset(
     (
@@ -81,6 +84,21 @@ def select_quiet_fields(value: Any) -> dict[str, Any]:
     }
 
 
+def clean_choice(choice: Any, decision: Decision | None) -> Any:
+    """Return a choice that is shown without its reasoning; the choice itself if it has none.
+
+    Args:
+        choice: The choice.
+        decision: The decision about its answer; None if it passed without any.
+    """
+    message = choice.get("message") if isinstance(choice, dict) else None
+    content = message.get("content") if isinstance(message, dict) else None
+    text = decision.cleaned_answer if decision else None
+    if text is None and not (_has_reasoning(message) or any(map(_has_reasoning, _to_parts(content)))):
+        return choice
+    return replace_text(choice, text or extract_text(content, "assistant") or "")
+
+
 def replace_text(choice: Any, text: str) -> dict[str, Any]:
     """Replace everything in a choice that a reader may see.
 
@@ -100,14 +118,6 @@ def replace_text(choice: Any, text: str) -> dict[str, Any]:
     }
 
 
-def extract_text(value: Any) -> str | None:
-    """Return the text that `value` is or has; None if there is none. A message's content may be a list of parts."""
-    if isinstance(value, list):
-        parts = [part.get("text") for part in value if isinstance(part, dict)]
-        value = "\n".join(part for part in parts if isinstance(part, str))
-    return value.strip() or None if isinstance(value, str) else None
-
-
 def _read_choice(choice: Any) -> Answer:
     """Return the answer in a choice of a chat completion or of a completion."""
     if not isinstance(choice, dict):
@@ -116,18 +126,29 @@ def _read_choice(choice: Any) -> Answer:
     message = choice["message"] if content_key == "message" else {"content": choice.get("text")}
     if not isinstance(message, dict):
         return _make_unreadable_error("message")
-    content = message.get("content")
-    parts = content if isinstance(content, list) else [{"text": content}]
+    content = [*_to_parts(message.get("content")), *_to_parts(message.get("refusal"))]
+    parts = [part for part in content if not _has_reasoning(part)]
     if not all(isinstance(part, dict) and isinstance(part.get("text"), str | None) for part in parts):
         return _make_unreadable_error("content")
     siblings = [
         _drop_fields(choice, content_key),
-        _drop_fields(message, "content", "name"),
-        *(_drop_fields(part, "text") for part in parts),
+        _drop_fields(message, "content", "name", "refusal", *REASONING_FIELDS),
+        *(_drop_fields(part, "text", "refusal") for part in parts),
     ]
     if name := _find_text_field(siblings):
         return _make_unreadable_error(name)
-    return extract_text(content) or _get_pass_reason(message)
+    return extract_text(parts, "assistant") or _get_pass_reason(message)
+
+
+def _to_parts(content: Any) -> list[Any]:
+    return content if isinstance(content, list) else [{"text": content}]
+
+
+def _has_reasoning(value: Any) -> bool:
+    """Return whether a message, or a part of it, is or has the model's reasoning."""
+    return isinstance(value, dict) and (
+        value.get("type") in REASONING_TYPES or any(value.get(name) for name in REASONING_FIELDS)
+    )
 
 
 def _make_unreadable_error(name: str) -> AbstainError:

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from uuid import UUID
 
 from abstain.core.codes import Code
+from abstain.core.message_text import extract_text
 from abstain.core.text import WITHHELD_TEXT
 from abstain.serving.decision import Decision, DecisionReason
 from abstain.serving.gateways.client import GateLike, decide_if_complete, make_unavailable_decision
@@ -29,14 +30,13 @@ class AnswerWithheld(Exception):
     """An answer must not be shown. The message is the text to show instead.
 
     Attributes:
-        decision: The decision about the answer; its reason is a note of the exception.
+        decision: The decision about the answer; a note of the exception says why it is withheld.
     """
 
     def __init__(self, text: str, decision: Decision) -> None:
         super().__init__(text)
         self.decision = decision
-        if decision.reason:
-            self.add_note(str(decision.reason))
+        self.add_note(decision.describe())
 
 
 @dataclass
@@ -46,16 +46,21 @@ class _Chain:
     Attributes:
         question: Its question; None if there is none.
         runs: Ids of its own run, which is the first, and of the runs inside it.
-        contexts: Texts that its retrievers returned.
+        contexts: Documents that its retrievers returned.
     """
 
     question: str | None
     runs: list[UUID]
-    contexts: list[str] = field(default_factory=list)
+    contexts: list[Any] = field(default_factory=list)
 
 
 def langchain_callback(
-    gate: GateLike, *, question: str = "input", answer: str = "answer", withheld_text: str = WITHHELD_TEXT
+    gate: GateLike,
+    *,
+    question: str = "input",
+    answer: str = "answer",
+    withheld_text: str = WITHHELD_TEXT,
+    withheld_sources: bool = False,
 ) -> Any:
     """Make a `BaseCallbackHandler` for `config={"callbacks": [...]}`; it raises `AnswerWithheld` out of `invoke`.
 
@@ -64,6 +69,7 @@ def langchain_callback(
         question: Key of the chain's input; the input may be a plain text instead.
         answer: Key of the chain's output; the output may be a plain text instead.
         withheld_text: Text to show instead of a withheld answer.
+        withheld_sources: Whether the titles of its documents follow that text.
 
     Returns:
         The callback handler.
@@ -83,8 +89,8 @@ def langchain_callback(
         ) -> None:
             if self._follow(run_id, parent_run_id):
                 return
-            chain = _Chain(_get_text(inputs, question), [run_id])
-            if not (chain.question or "").strip():  # before anybody reads a part of the answer
+            chain = _Chain(extract_text(_get_part(inputs, question)), [run_id])
+            if chain.question is None:  # before anybody reads a part of the answer
                 _require_shown(make_unavailable_decision(gate, _NO_QUESTION), withheld_text)
             self._chains[run_id] = chain
 
@@ -96,7 +102,7 @@ def langchain_callback(
 
         def on_retriever_end(self, documents: Sequence[Any], *, run_id: UUID, **_: Any) -> None:
             if chain := self._chains.get(run_id):
-                chain.contexts.extend(document.page_content for document in documents)
+                chain.contexts.extend(documents)
 
         def on_chain_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
             self._end(run_id)
@@ -104,7 +110,9 @@ def langchain_callback(
         def on_chain_end(self, outputs: Any, *, run_id: UUID, **_: Any) -> None:
             if chain := self._end(run_id):
                 _require_shown(
-                    decide_if_complete(gate, chain.question, chain.contexts, _get_text(outputs, answer)), withheld_text
+                    decide_if_complete(gate, chain.question, chain.contexts, _get_part(outputs, answer)),
+                    withheld_text,
+                    with_sources=withheld_sources,
                 )
 
         def _follow(self, run_id: UUID, parent: UUID | None) -> bool:
@@ -126,7 +134,7 @@ def langchain_callback(
     return Callback()
 
 
-def llamaindex_callback(gate: GateLike, *, withheld_text: str = WITHHELD_TEXT) -> Any:
+def llamaindex_callback(gate: GateLike, *, withheld_text: str = WITHHELD_TEXT, withheld_sources: bool = False) -> Any:
     """Make a `BaseCallbackHandler` for `CallbackManager([...])` that replaces the text of a withheld response.
 
     It raises `AnswerWithheld` for a response whose text it cannot replace, such as one that is streamed, and if a
@@ -135,6 +143,7 @@ def llamaindex_callback(gate: GateLike, *, withheld_text: str = WITHHELD_TEXT) -
     Args:
         gate: The gate.
         withheld_text: Text to show instead of a withheld answer.
+        withheld_sources: Whether the titles of its documents follow that text.
 
     Returns:
         The callback handler.
@@ -169,13 +178,14 @@ def llamaindex_callback(gate: GateLike, *, withheld_text: str = WITHHELD_TEXT) -
             if response is None:  # the query failed: there is no answer
                 return
             text = getattr(response, "response", None)
-            contexts = [node.get_content() for node in getattr(response, "source_nodes", None) or []]
+            contexts = getattr(response, "source_nodes", None) or []
             decision = decide_if_complete(gate, question, contexts, text if isinstance(text, str) else None)
-            if decision.show:
-                return
             if not isinstance(text, str):
-                raise AnswerWithheld(withheld_text, decision)
-            response.response = withheld_text
+                _require_shown(decision, withheld_text, with_sources=withheld_sources)
+            elif not decision.show:
+                response.response = decision.make_withheld_text(withheld_text, with_sources=withheld_sources)
+            elif decision.cleaned_answer is not None:
+                response.response = decision.cleaned_answer
 
         def start_trace(self, trace_id: str | None = None) -> None:
             if trace_id == "chat":
@@ -187,9 +197,9 @@ def llamaindex_callback(gate: GateLike, *, withheld_text: str = WITHHELD_TEXT) -
     return Callback()
 
 
-def _require_shown(decision: Decision, withheld_text: str) -> None:
+def _require_shown(decision: Decision, withheld_text: str, *, with_sources: bool = False) -> None:
     if not decision.show:
-        raise AnswerWithheld(withheld_text, decision)
+        raise AnswerWithheld(decision.make_withheld_text(withheld_text, with_sources=with_sources), decision)
 
 
 def _withhold(cause: str, withheld_text: str) -> NoReturn:
@@ -197,9 +207,9 @@ def _withhold(cause: str, withheld_text: str) -> NoReturn:
     raise AnswerWithheld(withheld_text, Decision.unavailable("", reason))
 
 
-def _get_text(value: Any, key: str) -> str | None:
-    """Return the text of a chain's input or output: itself, that of a message, or that at `key`."""
-    if isinstance(value, Mapping):
-        value = value.get(key)
-    value = getattr(value, "content", value)
-    return value if isinstance(value, str) else None
+def _get_part(value: Any, key: str) -> Any:
+    """Return the value at `key` of a chain's input or output, else a graph's messages; a plain value is returned."""
+    if not isinstance(value, Mapping):
+        return value
+    part = value.get(key)
+    return value.get("messages") if part is None else part

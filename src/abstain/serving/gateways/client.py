@@ -17,6 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from abstain.config.serve_settings import OnUnavailable
 from abstain.core.codes import Code
 from abstain.core.errors import describe_first_problem
+from abstain.core.message_text import extract_text
 from abstain.serving.decision import Decision, DecisionReason
 
 _DECISION = TypeAdapter(Decision)
@@ -114,8 +115,8 @@ class HttpGate:
         return json.dumps({**self._extra_fields, **texts}, ensure_ascii=False).encode(errors="replace")
 
 
-def decide_if_complete(gate: GateLike, question: str | None, contexts: Sequence[str], answer: str | None) -> Decision:
-    """Decide about an answer if neither question nor answer is missing or blank.
+def decide_if_complete(gate: GateLike, question: Any, contexts: Sequence[Any], answer: Any) -> Decision:
+    """Decide about an answer if question, answer and every context have a text, in any form (`extract_text`).
 
     Args:
         gate: The gate.
@@ -124,16 +125,22 @@ def decide_if_complete(gate: GateLike, question: str | None, contexts: Sequence[
         answer: The answer; None if none was found.
 
     Returns:
-        The decision; "unavailable" if a text is missing or is no text.
+        The decision; "unavailable" if a text is missing.
     """
-    for name, text in (("question", question), ("answer", answer)):
-        if not isinstance(text, str | None):
-            message = f"{name}: must be a str, not {type(text).__name__}"
+    values = {"question": question, "answer": answer}
+    values |= {f"context {number}": context for number, context in enumerate(contexts, start=1)}
+    texts: list[str] = []
+    for name, value in values.items():
+        text = extract_text(value, "assistant" if name == "answer" else "user")
+        if text is not None:
+            texts.append(text)
+        elif value is None or isinstance(value, str):
+            return make_unavailable_decision(gate, DecisionReason(Code.INVALID_ROW, f"{name}: none was found"))
+        else:  # whoever sends it must not have the answer shown by it
+            message = f"{name}: no text was found in its {type(value).__name__}"
             return Decision.unavailable("", DecisionReason(Code.INVALID_ROW, message))
-    if not (question and question.strip()) or not (answer and answer.strip()):
-        missing = "answer" if question and question.strip() else "question"
-        return make_unavailable_decision(gate, DecisionReason(Code.INVALID_ROW, f"{missing}: none was found"))
-    return gate.decide(question, contexts, answer)
+    question_text, answer_text, *context_texts = texts
+    return gate.decide(question_text, context_texts, answer_text)
 
 
 def _get_rejection_reason(response: httpx.Response) -> DecisionReason:

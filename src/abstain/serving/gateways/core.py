@@ -21,13 +21,13 @@ from pydantic import ValidationError
 
 from abstain.config.serve_settings import GatewayPaths
 from abstain.core.codes import Code
-from abstain.core.contracts import Context
 from abstain.core.errors import AbstainError, describe_first_problem
+from abstain.core.message_text import extract_text
 from abstain.data.decision_log.calls import RegisteredCall
 from abstain.ingest.exports.expressions import Expression
 from abstain.serving.decision import Decision, DecisionReason
 from abstain.serving.gate import make_interaction_id
-from abstain.serving.gateways.answers import Answer, PassReason, extract_text
+from abstain.serving.gateways.answers import Answer, PassReason
 from abstain.serving.service.callers import QuotaExceeded, get_current_caller
 from abstain.serving.service.gate_service import GateService
 from abstain.serving.service.schemas import MAX_ANSWERS, ContextsRequest, GateRequest
@@ -37,8 +37,6 @@ CALL_TTL_S = 1800.0
 """How long a question waits for its answer."""
 MAX_LIST_ITEMS = 10_000
 """Maximum number of elements of a list in a gateway's request."""
-TEXT_KEYS = ("text", "content", "page_content")
-"""Keys of the text in an object among the contexts."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class GatewayFields:
     Attributes:
         call_id: Id of the call.
         question: The question.
-        contexts: Retrieved chunks, best first.
+        contexts: Retrieved chunks, best first, in any form that a request of the gate may have.
         entitlements: Entitlements of the asker.
         conversation: Id of the conversation.
         user: The asker.
@@ -58,7 +56,7 @@ class GatewayFields:
 
     call_id: str | None
     question: str | None
-    contexts: tuple[str | Context, ...] | None
+    contexts: tuple[Any, ...] | None
     entitlements: tuple[str, ...] | None
     conversation: str | None
     user: str | None
@@ -97,14 +95,14 @@ class GatewayFieldParser:
             The fields.
 
         Raises:
-            AbstainError: Contexts or entitlements are no texts.
+            AbstainError: Entitlements are no texts.
         """
         values = {name: path.evaluate(request) for name, path in self._paths.items()}
-        contexts = [_parse_context(item) for item in _to_list(values.get("contexts"))]
         entitlements = [_parse_entitlement(item) for item in _to_list(values.get("entitlements"))]
         names = ("call_id", "question", "conversation", "user", "product", "model")
         texts = {name: extract_text(values.get(name)) for name in names}
-        return GatewayFields(contexts=tuple(contexts) or None, entitlements=tuple(entitlements) or None, **texts)
+        contexts = tuple(_to_list(values.get("contexts")))
+        return GatewayFields(contexts=contexts or None, entitlements=tuple(entitlements) or None, **texts)
 
 
 def count_passed(service: GateService, source: str, reason: PassReason) -> None:
@@ -279,17 +277,6 @@ def to_valid_json(value: Any) -> Any:
 
 def _to_list(value: Any) -> list[Any]:
     return [] if value is None else value if isinstance(value, list) else [value]
-
-
-def _parse_context(value: Any) -> str | Context:
-    if isinstance(value, dict):
-        text = next((text for key in TEXT_KEYS if (text := extract_text(value.get(key)))), None)
-        chunk_id = extract_text(value.get("chunk_id")) or extract_text(value.get("id"))
-        if text:
-            return Context(chunk_id=chunk_id, text=text) if chunk_id else text
-    elif text := extract_text(value):
-        return text
-    raise AbstainError(Code.INVALID_ROW, f"contexts: a {type(value).__name__} without a text: correct their path")
 
 
 def _parse_entitlement(value: Any) -> str:

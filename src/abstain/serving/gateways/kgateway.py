@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError, describe_first_problem
-from abstain.serving.gateways.answers import Answer, get_choices, read_answers, replace_text
+from abstain.serving.gateways.answers import Answer, clean_choice, get_choices, read_answers, replace_text
 from abstain.serving.gateways.core import (
     MAX_LIST_ITEMS,
     GatewayFieldParser,
@@ -39,7 +39,7 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     role: str
-    content: str | None = None
+    content: str | list[Any] | None = None
 
 
 class Choice(BaseModel):
@@ -118,18 +118,21 @@ def make_kgateway_routes(service: GateService, require_ask: Callable[..., Any]) 
         decisions = await decide_answers(
             service, finder, add_headers(response, request), answers, SOURCE, use_call_id=True
         )
-        withheld = {index: decision for index, decision in enumerate(decisions) if decision and not decision.show}
-        if not withheld:
-            return ResponseResponse(action=PassAction(reason="shown"))
-        text = service.settings.withheld_text
-        reason = "; ".join(str(decision.reason or decision.decision) for decision in withheld.values())
-        if service.settings.kgateway_withheld == "reject":
-            return ResponseResponse(action=RejectAction(body=text, status_code=REJECTED_STATUS, reason=reason))
+        withheld = [decision for decision in decisions if decision and not decision.show]
         choices = response["choices"] or [{}]  # a response without choices is masked by one
         masked = [
-            replace_text(choice, text) if index in withheld else _fill_content(choice)
-            for index, choice in enumerate(choices)
+            replace_text(choice, service.make_withheld_text(decision))
+            if decision and not decision.show
+            else clean_choice(choice, decision)
+            for choice, decision in zip(choices, decisions, strict=True)
         ]
+        reason = "; ".join(decision.describe() for decision in decisions if decision) or "no text"
+        if masked == choices:
+            return ResponseResponse(action=PassAction(reason=reason))
+        if withheld and service.settings.kgateway_withheld == "reject":
+            text = service.make_withheld_text(withheld[0])
+            return ResponseResponse(action=RejectAction(body=text, status_code=REJECTED_STATUS, reason=reason))
+        masked = [_fill_content(choice) for choice in masked]
         body = ChoicesBody.model_validate(to_valid_json({"choices": masked}))
         return ResponseResponse(action=MaskAction(body=body, reason=reason))
 
@@ -152,5 +155,5 @@ def _read_response(body: dict[str, Any]) -> tuple[dict[str, Any], list[Answer]]:
 
 
 def _fill_content(choice: dict[str, Any]) -> dict[str, Any]:
-    """Return a choice that is shown, with a content in any case."""
+    """Return a choice with a content in any case."""
     return {**choice, "message": {**choice["message"], "content": choice["message"]["content"] or ""}}

@@ -63,24 +63,23 @@ def make_litellm_routes(service: GateService, require_ask: Callable[..., Any]) -
         if call.input_type == "request":
             await remember_call(service, finder, request, SOURCE)
             return LiteLLMResponse(action="NONE")
-        answers = _read_response(request)
-        decisions = await decide_answers(service, finder, request, answers, SOURCE, use_call_id=True)
-        withheld = {index for index, decision in enumerate(decisions) if decision and not decision.show}
-        if not withheld:
+        answer = _read_response(request)
+        (decision,) = await decide_answers(service, finder, request, [answer], SOURCE, use_call_id=True)
+        if decision is None or (decision.show and decision.cleaned_answer is None):
             return LiteLLMResponse(action="NONE")
-        replacement = service.settings.withheld_text
+        text = decision.cleaned_answer if decision.show else service.make_withheld_text(decision)
         # a replaced text does not reach the readers of a stream, and takes the place of no image
-        if service.settings.litellm_withheld == "block" or any(isinstance(answer, AbstainError) for answer in answers):
-            return LiteLLMResponse(action="BLOCKED", blocked_reason=replacement)
-        texts = [replacement if index in withheld else text for index, text in enumerate(call.texts or ())]
-        return LiteLLMResponse(action="GUARDRAIL_INTERVENED", texts=texts)
+        if not decision.show and (service.settings.litellm_withheld == "block" or isinstance(answer, AbstainError)):
+            return LiteLLMResponse(action="BLOCKED", blocked_reason=text)
+        return LiteLLMResponse(action="GUARDRAIL_INTERVENED", texts=[text or "", *[""] * len(call.texts or ())][:-1])
 
     return routes
 
 
-def _read_response(call: Mapping[str, Any]) -> list[Answer]:
-    """Return the answers in LiteLLM's request: texts and calls of tools. LiteLLM sends nothing without either."""
+def _read_response(call: Mapping[str, Any]) -> Answer:
+    """Return the answer in LiteLLM's request: its blocks, or calls of tools. LiteLLM sends nothing without either."""
     texts, other_fields = call["texts"] or (), {name: call.get(name) for name in ("images", "tool_calls")}
     if not texts and not other_fields["tool_calls"]:
-        return [AbstainError(Code.INVALID_ROW, "answer: neither texts nor calls of tools were sent: send either")]
-    return read_answers({"choices": [{"text": text} for text in texts], **other_fields})
+        return AbstainError(Code.INVALID_ROW, "answer: neither texts nor calls of tools were sent: send either")
+    (answer,) = read_answers({"choices": [{"text": "".join(texts)}] if texts else [], **other_fields})
+    return answer

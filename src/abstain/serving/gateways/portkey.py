@@ -7,7 +7,7 @@ the response to it has to be in time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Depends, Request
@@ -15,11 +15,13 @@ from pydantic import BaseModel
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.core.message_text import extract_text
+from abstain.serving.decision import Decision
 from abstain.serving.gate import make_interaction_id
 from abstain.serving.gateways.answers import (
     Answer,
     PassReason,
-    extract_text,
+    clean_choice,
     get_choices,
     read_answers,
     replace_text,
@@ -85,15 +87,18 @@ def make_portkey_routes(service: GateService, require_ask: Callable[..., Any]) -
                 for answer in answers
             ]
         summaries = [
-            {"interaction_id": decision.interaction_id, "decision": decision.decision, "show": decision.show}
+            {
+                **{name: getattr(decision, name) for name in ("interaction_id", "decision", "show")},
+                "reason": decision.describe(),
+            }
             for decision in decisions
             if decision
         ]
-        withheld = {index for index, decision in enumerate(decisions) if decision and not decision.show}
-        if not withheld:
-            return PortkeyResponse(verdict=True, data={"answers": summaries})
-        transformed = {"response": _replace_withheld(response, withheld, service.settings.withheld_text)}
-        return PortkeyResponse(verdict=False, data={"answers": summaries}, transformedData=transformed)
+        verdict = all(decision is None or decision.show for decision in decisions)
+        replaced = _replace_answers(response, decisions, service.make_withheld_text)
+        return PortkeyResponse(
+            verdict=verdict, data={"answers": summaries}, transformedData=replaced and {"response": replaced}
+        )
 
     return routes
 
@@ -105,12 +110,25 @@ def _read_response(response: Any) -> list[Answer]:
     return read_answers(response.get("json"), extract_text(response.get("text")))
 
 
-def _replace_withheld(response: Any, withheld: Collection[int], text: str) -> dict[str, Any]:
-    """Return the response with `text` at the indices `withheld`; it is complete, since it replaces the original."""
+def _replace_answers(
+    response: Any, decisions: Sequence[Decision | None], make_withheld_text: Callable[[Decision], str]
+) -> dict[str, Any] | None:
+    """Return the response without what is withheld, and without reasoning; None if nothing is to be replaced.
+
+    It is complete, since it replaces the original.
+    """
     replaced: dict[str, Any] = to_valid_json(response) if isinstance(response, dict) else {}
     body = replaced.get("json")
-    choices = [
-        {"index": index, "finish_reason": "stop", **replace_text(choice, text)} if index in withheld else choice
-        for index, choice in enumerate(get_choices(body) or [{}])
+    texts = [make_withheld_text(decision) if decision and not decision.show else None for decision in decisions]
+    choices = get_choices(body) or [{}]
+    new_choices = [
+        clean_choice(choice, decision)
+        if text is None
+        else {"index": index, "finish_reason": "stop", **replace_text(choice, text)}
+        for index, (choice, decision, text) in enumerate(zip(choices, decisions, texts, strict=False))
     ]
-    return {**replaced, "json": {**select_quiet_fields(body), "choices": choices}, "text": text}
+    withheld_text = next(filter(None, texts), None)
+    if new_choices == choices and withheld_text is None:
+        return None
+    new_text = withheld_text or extract_text(new_choices[0], "assistant") or ""
+    return {**replaced, "json": {**select_quiet_fields(body), "choices": new_choices}, "text": new_text}

@@ -164,7 +164,12 @@ class GateService:
             if version is None or decision_input is None:
                 return None
             pending.version, pending.scored = version, await self._score(version, decision_input)
-            return self.gatherer.explain_missing_context(pending, pending.scored.decision)
+            decision = self.gatherer.explain_missing_context(pending, pending.scored.decision)
+            if pending.interaction is None:
+                return decision
+            return version.gate.apply_answer_rules(
+                decision, pending.interaction.model_copy(update={"answer": request.answer})
+            )
 
         time_limit_s = min(timeout_s or self.settings.timeout_s, self.settings.timeout_s)
         return await self._decide_and_record(pending, gather_and_score, source, trace, time_limit_s)
@@ -204,10 +209,14 @@ class GateService:
         await self.gatherer.gather_texts(pending)
         if pending.interaction is not None:
             self._begin_try(pending, pending.interaction.question)
-        states = pending.request.states
+        states, sent = pending.request.states, pending.interaction
         if version is None:
             await self.gatherer.discard_states_file(states)
             return None
+        if sent is not None and (interaction := version.gate.cut_reasoning(sent)) is not sent:
+            await self.gatherer.discard_states_file(states)  # what an engine computed is of the reasoning, too
+            pending.interaction, raw_states, states = interaction, None, None
+            pending.request = pending.request.model_copy(update={"states": None, "response": None})
         if states and states.path:
             self._batcher.check_capacity(get_current_caller())  # reading deletes the file: a retry would not find it
         return await self.gatherer.build_decision_input(pending, version.gate, raw_states)
@@ -281,6 +290,10 @@ class GateService:
         except AbstainError as failure:
             _log.warning("a decision of %s is not in the log: %s", source, failure.message_with_code)
             return self.withhold(pending.interaction_id, error, source)
+
+    def make_withheld_text(self, decision: Decision) -> str:
+        """Return what a gateway's user reads in place of a withheld answer."""
+        return decision.make_withheld_text(self.settings.withheld_text, with_sources=self.settings.withheld_sources)
 
     def withhold(self, interaction_id: str, error: AbstainError, source: str) -> Decision:
         """Withhold an answer whose decision the log does not take: nothing is shown that is not on record.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from datetime import datetime
+from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StrictBool, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, StrictBool, StringConstraints, model_validator
 
 from abstain.core.codes import Code
 from abstain.core.contracts import Context, Id, LogProbability, Number, Row, ScoreName, Text
+from abstain.core.message_text import Role, extract_text
 from abstain.learning.thresholds.guarantee import Guarantee, GuaranteeSummary
 from abstain.llm.engine.requests import Generate
 from abstain.serving.decision import DecisionReason
@@ -24,7 +26,32 @@ MAX_ANSWERS = 64
 ShortText = Annotated[Text, StringConstraints(max_length=200)]
 """A name, not a text: it is stored unchanged, and some of them permanently."""
 LimitedScoreName = Annotated[ScoreName, StringConstraints(max_length=200)]
-Contexts = Annotated[tuple[Context | Text, ...], Field(max_length=MAX_LIST_ITEMS, fail_fast=True)]
+
+
+def _read_text(role: Role, value: Any) -> Any:
+    """Return the text of a message or of its parts; what has none is left for the contract to reject."""
+    return value if isinstance(value, str) else extract_text(value, role) or value
+
+
+def _read_context(value: Any) -> Any:
+    """Return a retrieved chunk, in the form of whatever retrieved it, as a context."""
+    if not isinstance(value, dict | list):
+        return value
+    text = extract_text(value)
+    if text is None:
+        raise ValueError(f"a {'list' if isinstance(value, list) else 'object'} without a text")
+    ids = (value.get("chunk_id"), value.get("id")) if isinstance(value, dict) else ()
+    chunk_id = next(filter(None, map(extract_text, ids)), None)
+    return Context(chunk_id=chunk_id, text=text) if chunk_id else text
+
+
+_MESSAGE = str | list[Any] | dict[str, Any]
+QuestionText = Annotated[Text, BeforeValidator(partial(_read_text, "user"), json_schema_input_type=_MESSAGE)]
+AnswerText = Annotated[Text, BeforeValidator(partial(_read_text, "assistant"), json_schema_input_type=_MESSAGE)]
+Contexts = Annotated[
+    tuple[Annotated[Context | Text, BeforeValidator(_read_context, json_schema_input_type=_MESSAGE)], ...],
+    Field(max_length=MAX_LIST_ITEMS, fail_fast=True),
+]
 Entitlements = Annotated[tuple[ShortText, ...], Field(max_length=MAX_LIST_ITEMS, fail_fast=True)]
 
 
@@ -49,9 +76,9 @@ class GateRequest(RequestMetadata):
     `unavailable`.
     """
 
-    question: Text | None = None
-    contexts: Contexts | None = Field(None, description="ranked, best first")
-    answer: Text | None = None
+    question: QuestionText | None = Field(None, description="a text, or messages of which it is the user's last one")
+    contexts: Contexts | None = Field(None, description="ranked, best first: texts, or objects that have one")
+    answer: AnswerText | None = Field(None, description="a text, a message or its parts, or messages that end with it")
     allow_no_context: bool = Field(False, description="an answer without any context is meant to be decided on")
     call_id: Id | None = Field(None, description="of contexts that were registered before")
     entitlements: Entitlements | None = Field(None, description="of the asker, to retrieve contexts from the index")
@@ -72,7 +99,7 @@ GateRequests = Annotated[list[GateRequest], Field(max_length=MAX_LIST_ITEMS, fai
 class AnswerRequest(RequestMetadata):
     """A question for the base model, with generation settings."""
 
-    question: Text
+    question: QuestionText
     contexts: Contexts = ()
     allow_no_context: bool = False
     entitlements: Entitlements = Field((), description="of the asker, to retrieve background on unfamiliar concepts")
@@ -114,6 +141,10 @@ class DecisionResponse(Row):
     forward_tokens: float = Field(description="tokens that the base model read for this decision")
     reason: DecisionReason | None = Field(
         description="why there is no confidence, or no guarantee, or what the base model did not know"
+    )
+    sources: tuple[str, ...] = Field(description="the documents of the answer's contexts, by title or id, best first")
+    cleaned_answer: str | None = Field(
+        description="the answer without the reasoning that was in it, which is what was decided about"
     )
 
 
@@ -166,7 +197,7 @@ class ContextsRequest(Row):
     """Contexts of an answer, under the id of its call; deleted after `ttl_s` seconds."""
 
     call_id: Id
-    question: Text | None = None
+    question: QuestionText | None = None
     contexts: Contexts
     user: ShortText | None = None
     product: ShortText | None = None

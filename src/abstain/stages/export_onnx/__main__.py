@@ -80,6 +80,7 @@ def stage(params: Params) -> None:
             },
             sort_keys=True,
         ),
+        "answers": json.dumps({"reasoning": params.labels.reasoning, "refusals": params.labels.refusals}),
         "threshold": repr(threshold["threshold"]),
         "guarantee": json.dumps(threshold["guarantee"], sort_keys=True),
         "calibration": json.dumps(artifacts.read_json(paths.CALIBRATION), sort_keys=True),
