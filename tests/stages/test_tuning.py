@@ -152,6 +152,8 @@ def test_export_onnx_metadata_describes_inputs_and_guarantee(bank: Params) -> No
         "models": {},
         "perturbation": bank.perturbation.model_dump(),
     }
+    answers = {name: list(getattr(bank.labels, name)) for name in ("reasoning", "refusals")}
+    assert json.loads(served.metadata.pop("answers")) == answers
     assert served.metadata == {
         FORMAT_KEY: BUNDLE_FORMAT,
         "version": "unreleased",
