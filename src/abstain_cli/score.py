@@ -98,7 +98,7 @@ def generate(
     gate = Gate.open(bundle, load_settings(), serving.on_unavailable)
     if excess := explain_no_room(gate.predictor, ask):
         raise AbstainError(Code.USAGE, f"--max-new-tokens {max_new_tokens} leaves no room for any question: {excess}")
-    _warn_about_missing_context(gate, questions, no_context)
+    _warn_about_missing_context(gate, questions, no_context or mode == "background")
     with open_chunk_search(mode == "background") as retrieve_chunks:
         if mode != "off":
             with show_progress(console, "basic concepts") as progress:

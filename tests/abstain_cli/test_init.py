@@ -9,6 +9,7 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import yaml
@@ -64,32 +65,45 @@ def read_part(terminal: int, shown: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Assistant:
-    """A project after `abstain init`, `ingest` and `retrain`, with the results of the commands."""
+    """A project with the results of commands in it."""
 
     project: Project
-    before: list[str]
-    terminals: list[tuple[int, str, list[str]]]  # init left by Ctrl-D, by Ctrl-C, answered: status, text, state after
     results: dict[str, subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> Assistant:
-    """A project after the commands; the edited parameters make it fast."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model."""
     folder = tmp_path_factory.mktemp("started")
-    model = save_speaking_model(folder / "model", max_position_embeddings=8192)
-    project = replace(new_project(folder), server=prefect_server)
-    before, answers = read_state(project), (str(model), "0.11", "", "", str(folder / "remote"))
-    typed = [[b"\n", END_OF_INPUT], [b"\n", INTERRUPT], [f"{answer}\n".encode() for answer in answers]]
-    terminals = [(*init_on_terminal(project, *keys), read_state(project)) for keys in typed]
-    results = {"repro": project.command(["dvc", "repro"]), "plan": project.abstain("plan")}
+    save_speaking_model(folder / "model", max_position_embeddings=8192)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def fresh(folder: Path, prefect_server: str) -> Project:
+    """A checkout of the sample's project."""
+    return replace(new_project(folder), server=prefect_server)
+
+
+@pytest.fixture(scope="module")
+def initialised(folder: Path, fresh: Project) -> tuple[int, str]:
+    """Status and text of an `abstain init` in `fresh` whose questions are answered at a terminal."""
+    answers = (str(folder / "model"), "0.11", "", "", str(folder / "remote"))
+    return init_on_terminal(fresh, *(f"{answer}\n".encode() for answer in answers))
+
+
+@pytest.fixture(scope="module")
+def started(folder: Path, fresh: Project, initialised: tuple[int, str]) -> Assistant:
+    """The project after `ingest` and `retrain`; the edited parameters make it fast."""
+    project = fresh
     project.edit_params("architectures: [linear, lstm, attention]", "architectures: [linear]")
     project.edit_params("kinds: [gradient_boosting]", "kinds: []")
     project.compare_with("mean_log_prob")
     shutil.copytree(HANDBOOK, folder / "feedback" / "handbook")
     lines = HISTORY.read_text().splitlines(keepends=True)[::3]
     (folder / "feedback" / "history.jsonl").write_text("".join(lines))
-    results |= {"ingest": project.abstain("ingest", str(folder / "feedback")), "retrain": project.abstain("retrain")}
-    return Assistant(project, before, terminals, results)
+    results = {"ingest": project.abstain("ingest", str(folder / "feedback")), "retrain": project.abstain("retrain")}
+    return Assistant(project, results)
 
 
 def read_state(project: Project) -> list[str]:
@@ -98,18 +112,37 @@ def read_state(project: Project) -> list[str]:
     return [project.git("rev-parse", "HEAD"), project.git("status", "--porcelain"), *worktrees]
 
 
-def test_init_on_a_terminal_asks_and_can_be_left(started: Assistant) -> None:
-    *left, (status, shown, _) = started.terminals
-    for exit_status, text, after in left:
-        questions, end = text.replace("^C", "").rsplit(QUESTION.decode(), 1)
-        assert exit_status == 130 and "Largest share" in questions.splitlines()[-1], text
-        assert end.startswith("stopped") and end.count("\n") == 1 and after == started.before
+@pytest.mark.parametrize(
+    "key",
+    [
+        INTERRUPT,
+        pytest.param(END_OF_INPUT, marks=pytest.mark.soak(twin="test_init_left_at_a_terminal_changes_nothing")),
+    ],
+)
+def test_init_left_at_a_terminal_changes_nothing(fresh: Project, key: bytes) -> None:
+    before = read_state(fresh)
+    status, text = init_on_terminal(fresh, b"\n", key)
+    questions, end = text.replace("^C", "").rsplit(QUESTION.decode(), 1)
+    assert status == 130 and "Largest share" in questions.splitlines()[-1], text
+    assert end.startswith("stopped") and end.count("\n") == 1 and read_state(fresh) == before
+
+
+def test_init_on_a_terminal_writes_the_answers(fresh: Project, folder: Path, initialised: tuple[int, str]) -> None:
+    status, shown = initialised
     assert status == 0 and "DVC remote" in shown and "Prompt layout" not in shown, shown
-    root, folder = started.project.root, started.project.root.parent
+    root = fresh.root
     params = yaml.safe_load((root / "params.yaml").read_text())
     assert params["llm"]["model"] == str(folder / "model") and params["llm"]["layout"] == "rag-plain-v1"
     assert params["threshold"]["target"] == 0.11
     assert f"url = {folder / 'remote'}\n" in (root / ".dvc" / "config").read_text()
+
+
+def test_empty_project_fails_with_a_remedy(fresh: Project, initialised: tuple[int, str]) -> None:
+    repro, plan = fresh.command(["dvc", "repro"]), fresh.abstain("plan")
+    lines = (repro.stdout + repro.stderr).splitlines()
+    assert repro.returncode != 0 and not [line for line in lines if line.startswith(("WARNING", "Traceback"))]
+    assert any(line.startswith("error A109: ") and "`abstain ingest FILE...`" in line for line in lines)
+    assert plan.stdout.startswith("blocked: A109: "), plan.stdout + plan.stderr
 
 
 def test_five_commands_promote_a_version(started: Assistant) -> None:
@@ -123,14 +156,6 @@ def test_five_commands_promote_a_version(started: Assistant) -> None:
     assert {"Start a project in place of the sample's", "Promote probe v1.0.0"} <= set(history)
     assert json.loads((project.root / "registry.json").read_text())["history"] == []
     assert project.git("status", "--porcelain") == ""
-
-
-def test_empty_project_fails_with_a_remedy(started: Assistant) -> None:
-    repro, plan = started.results["repro"], started.results["plan"]
-    lines = (repro.stdout + repro.stderr).splitlines()
-    assert repro.returncode != 0 and not [line for line in lines if line.startswith(("WARNING", "Traceback"))]
-    assert any(line.startswith("error A109: ") and "`abstain ingest FILE...`" in line for line in lines)
-    assert plan.stdout.startswith("blocked: A109: "), plan.stdout + plan.stderr
 
 
 @pytest.fixture(scope="module")

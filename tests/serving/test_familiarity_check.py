@@ -103,6 +103,15 @@ def test_generate_answers_from_background(gate: Gate, add_check: AddCheck) -> No
     assert reason.message == "the base model does not know Fugue: it read singers#1"
 
 
+def test_generate_answers_background_may_be_the_only_context(add_check: AddCheck, answered: list[str]) -> None:
+    asked, plain = (question.model_copy(update={"contexts": ()}) for question in (ASKED, PLAIN))
+    checked = add_check(retrieve=retrieve)
+    found, missing = generate_answers(checked, [asked, plain], ASK, entitlements=["singers"])
+    assert found.interaction is not None and found.interaction.contexts == (ABOUT["singers"],)
+    assert missing.interaction is None and missing.decision.reason is not None
+    assert missing.decision.reason.code is Code.NOTHING_TO_SCORE and set(answered) == {"interaction q-1"}
+
+
 def test_generate_answers_names_stand_before_any_reason(add_check: AddCheck, spoil: Callable[..., None]) -> None:
     """Before a missing guarantee and an empty answer."""
     checked = add_check(retrieve=retrieve)

@@ -142,19 +142,22 @@ def generate_answers(
         return source.prepare_question(question, operation)
 
     final_questions = list(questions)
+    has_background = gate.familiarity is not None and gate.familiarity.retrieve is not None
     for index, question in enumerate(final_questions):
         prepared = prepare(question)
-        if gate.is_context_missing(question, allow_no_context):
+        if not has_background and gate.is_context_missing(question, allow_no_context):
             unanswered[index] = gate.make_unavailable_decision(question.interaction_id, NO_CONTEXT_REASON)
         elif isinstance(prepared, UnreadableInteraction):
             unanswered[index] = _make_abstain_decision(gate, question, DecisionReason(Code.TOO_LONG, prepared.reason))
         elif gate.familiarity is not None:
             checked[index] = outcome = gate.familiarity.check(question, prepared.request, entitlements, prepare)
             final_questions[index] = outcome.question
-            if outcome.request is not None:
-                requests[str(index)] = outcome.request
-            else:
+            if outcome.request is None:
                 unanswered[index] = _make_abstain_decision(gate, question, outcome.reason)
+            elif gate.is_context_missing(outcome.question, allow_no_context):
+                unanswered[index] = gate.make_unavailable_decision(question.interaction_id, NO_CONTEXT_REASON)
+            else:
+                requests[str(index)] = outcome.request
         else:
             requests[str(index)] = prepared.request
     # A character may take two tokens; the first one without the second is no character.
