@@ -1,4 +1,5 @@
 import json
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import Mock
 
@@ -52,6 +53,14 @@ def test_answer_stream_is_retracted_where_the_log_fails(client: GateClient, monk
     sent = client.post("/v1/answer", json={**QUESTION, "stream": "optimistic"})
     names = [name for name, _ in parse_events(sent.text)]
     assert names[0] == "text" and names[-2:] == ["retract", "problem"] and "decision" not in names
+
+
+def test_answer_without_text_can_be_asked_for_again(client: GateClient, spoil: Callable[..., None]) -> None:
+    spoil(lambda answer: {"text": ""})
+    bodies = [{**QUESTION, "interaction_id": "i"}] * 2 + [{**QUESTION, "interaction_id": "i", "question": "Is it 5?"}]
+    sent = [client.post("/v1/answer", json=body) for body in bodies]
+    assert [response.status_code for response in sent] == [200, 200, 409]
+    assert sent[0].json()["reason"] == sent[1].json()["reason"] and client.count_decisions() == {"abstain": 1}
 
 
 def test_answer_without_room_is_not_written(client: GateClient) -> None:

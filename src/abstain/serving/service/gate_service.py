@@ -391,8 +391,7 @@ class GateService:
         job = self._batcher.run(key, run, question, caller=get_current_caller())
         generated = await cancel_on_disconnect(job, wait_for_disconnect)
         pending.version, pending.scored = version, generated.scored
-        cause = generated.decision.reason
-        if generated.interaction is None and cause is not None and cause.code is Code.UNFAMILIAR:
+        if generated.interaction is None and generated.decision.decision != "unavailable":
             # The log has no texts by which it could tell that the request is repeated.
             pending.input_sha256 = hashlib.sha256(question.model_dump_json().encode()).hexdigest()
         if generated.interaction is not None:
