@@ -129,8 +129,8 @@ def test_question_familiarity_benchmark_compares_scores(
     monkeypatch.setattr(question_familiarity, "N_RESAMPLES", 100)
     monkeypatch.setattr(question_familiarity, "FamiliarityConfig", SHORT)
     monkeypatch.setattr(question_familiarity.SelfFamiliarity, "estimate_threshold", lambda self: 0.5)
-    output = run_main(question_familiarity.main, "--verdicts", "--rows", "24", "--with-chunk")
-    assert "24 answers in" in output and len(re.findall(r"AUROC of [\w -]+: 0\.\d{3} \(", output)) == 5
+    output = run_main(question_familiarity.main, "--verdicts", "--rows", "16", "--with-chunk")
+    assert "16 answers in" in output and len(re.findall(r"AUROC of [\w -]+: 0\.\d{3} \(", output)) == 5
 
 
 @NEEDS_VERDICTS
@@ -150,6 +150,7 @@ def test_scorers_benchmark_ranks_scorers(
     assert len(re.findall(r"^\| `\w+` \| 0\.\d{3} \|", output, re.MULTILINE)) > 12
 
 
+@pytest.mark.soak(twin="test_extraction_benchmark_compares_before_it_times")
 def test_gpu_equality_detects_wrong_log_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(equality, "FAMILIES", {"Llama": equality.FAMILIES["Llama"]})
     monkeypatch.setattr(equality, "LIMITS", {torch.float32: equality.LIMITS[torch.float32]})

@@ -192,6 +192,7 @@ def run_main(folder: Path, rows: list[dict[str, Any]], capsys: pytest.CaptureFix
 
 
 @pytest.mark.slow
+@pytest.mark.soak(twin="test_divide_round_shares_no_topic")
 def test_real_verdicts_later_rounds_do_not_change_earlier_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

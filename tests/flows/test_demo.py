@@ -120,23 +120,31 @@ def test_latency_benchmark_lists_scorers(project: Project) -> None:
     assert "skipped: entailment: A601: no model: set scorers.entailment_model in params.yaml" in done.stdout
 
 
-def test_retrain_new_holdout_promote_and_rollback(
-    trained: tuple[Project, str], prefect_server: str, tmp_path: Path
-) -> None:
-    """Another probe is rejected on another hold-out."""
-    project = replace(copy_of(trained[0], tmp_path / "rejected"), server=prefect_server)
+@pytest.fixture(scope="module")
+def rejected(
+    trained: tuple[Project, str], prefect_server: str, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Project, str]:
+    """A project after the retrain of another probe on another hold-out, and what that printed."""
+    project = replace(copy_of(trained[0], tmp_path_factory.mktemp("rejected") / "project"), server=prefect_server)
     project.edit_params("  export: linear", "  export: attention")
     project.edit_params("on_infeasible: fail", "on_infeasible: heuristic")
     project.edit_params("  layers: [2] ", "  layers: [] ")
     project.edit_params('holdout_frozen_at: "2026-11-01', 'holdout_frozen_at: "2026-11-10')
     done = project.abstain("retrain")
-    printed = done.stdout
-    assert "rejected: probe v1.0.0 stays in production" in printed, printed + done.stderr
+    return project, done.stdout + done.stderr
+
+
+def test_retrain_on_a_new_holdout_is_rejected(rejected: tuple[Project, str]) -> None:
+    project, printed = rejected
+    assert "rejected: probe v1.0.0 stays in production" in printed, printed
     assert "--accept-new-holdout REASON" in printed
     assert "the check `same hold-out` failed: " in printed
     assert re.search(r"validate +cached", printed) and re.search(r"train_probe +ran", printed)
     assert read_production(project)["version"] == "v1.0.0"
 
+
+def test_promote_on_a_new_holdout_and_rollback(rejected: tuple[Project, str]) -> None:
+    project, _ = rejected
     decided = project.abstain("promote", "--accept-new-holdout", "a fortnight [more] of questions")
     assert "promoted: probe v1.1.0 is in production" in decided.stdout, decided.stdout + decided.stderr
     approval = read_json(project.workspace / "approvals" / "v1.1.0.json")

@@ -59,6 +59,7 @@ def test_stages_write_declared_artifacts_with_plotted_columns(finished: Finished
         assert wanted <= set(pd.read_csv(finished.root / file)), file
 
 
+@pytest.mark.soak(twin="test_work_pool_writes_the_bytes_of_one_process")
 def test_stages_with_workers_write_same_bytes(
     finished: Finished, bank: Params, base_model_is_gone: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

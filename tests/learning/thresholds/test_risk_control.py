@@ -56,6 +56,7 @@ def test_control_risk_violation_rate_is_within_alpha(name: str) -> None:
 
 
 @pytest.mark.heavy
+@pytest.mark.soak(twin="test_control_risk_violation_rate_is_within_alpha")
 def test_control_risk_naive_procedures_violate_more_often() -> None:
     overlooking = {"documents": make_procedure(as_if_independent), "that it was tuned": find_heuristic_threshold}
     found = CELLS["documents that err together"].run(overlooking, 300)
