@@ -1,4 +1,5 @@
 import json
+import math
 import operator
 from typing import Any
 
@@ -61,6 +62,21 @@ def test_parse_line_reasons_name_the_field(line: Any, reason: str) -> None:
     assert list(found.iter_contents()) == []
     reasons = list(map(str, found.reasons))
     assert any(one.startswith(reason) for one in reasons) and "\n" not in "".join(reasons), reasons
+
+
+@pytest.mark.parametrize(
+    ("fields", "dropped"),
+    [
+        ({"token_log_probs": [-0.1, None]}, ("token_log_probs",)),
+        ({"token_log_probs": [-0.1, -math.inf], "product": math.nan}, ("token_log_probs",)),
+        ({"writer_scores": {"p": math.nan, "q": math.inf, "r": None}}, tuple(f"writer_scores.{n}" for n in "pqr")),
+        ({"thumb": math.nan}, ()),
+    ],
+)
+def test_parse_line_drops_optional_numbers_that_are_none(fields: dict[str, Any], dropped: tuple[str, ...]) -> None:
+    found = parse({**row(), **fields})
+    assert (found.reasons, found.interaction, found.dropped) == ((), interaction(), dropped)
+    assert parse({**row(writer_scores={"p": math.nan, "q": 0.5})}).interaction.writer_scores == {"q": 0.5}
 
 
 def test_parse_object_is_reparsed_from_its_raw_text() -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -83,6 +84,7 @@ class ParsedRow:
             comes from the quarantine) or because the text was too long to be stored.
         size: Length of the original text in bytes, in the same cases.
         is_sampled: Whether this project itself sampled the row for review, with the review's inclusion probability.
+        dropped: Optional numbers that are none, by their fields; the row was taken without them.
     """
 
     source: str
@@ -96,6 +98,7 @@ class ParsedRow:
     digest: str | None = None
     size: int | None = None
     is_sampled: bool = False
+    dropped: tuple[str, ...] = ()
 
     @property
     def is_document(self) -> bool:
@@ -170,13 +173,21 @@ def parse_line(line: bytes, source: str, number: int, *, is_limited: bool = True
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
         where = f"byte {error.start + 1} is 0x{line[error.start]:02x}"
-        return ParsedRow(source, number, line, (make_reason("line", f"not valid UTF-8 ({where})"),))
+        problem = f'not valid UTF-8 ({where}): save the file as UTF-8, as Excel\'s "CSV UTF-8" does'
+        return ParsedRow(source, number, line, (make_reason("line", problem),))
     fields = _parse_json(text)
     if is_limited and (exceeded := _find_exceeded_limit(text, fields)):
         return make_oversized_row(line, source, number, exceeded)
     contract, reasons = _detect_contract(fields), _find_duplicate_keys(text)
+    dropped: tuple[str, ...] = ()
     try:
-        row = contract.model_validate_json(text, strict=True)
+        try:
+            row = contract.model_validate_json(text, strict=True)
+        except ValidationError:
+            usable_fields, dropped = _drop_unusable_numbers(fields)
+            if usable_fields == fields:
+                raise
+            row = contract.model_validate_json(json.dumps(usable_fields), strict=True)
     except ValidationError as error:
         reasons += tuple(_to_reason(problem, contract) for problem in islice(error.errors(), MAX_REASONS + 1))
     except OverflowError:  # 0001-01-01T00:00:00+14:00 lies before the first UTC timestamp
@@ -191,7 +202,7 @@ def parse_line(line: bytes, source: str, number: int, *, is_limited: bool = True
         return ParsedRow(source, number, line, review=row)
     assert isinstance(row, ImportedInteraction)
     interaction, thumb, review = row.to_rows()
-    return ParsedRow(source, number, line, interaction=interaction, thumb=thumb, review=review)
+    return ParsedRow(source, number, line, interaction=interaction, thumb=thumb, review=review, dropped=dropped)
 
 
 def parse_object(fields: JsonObject, source: str, number: int) -> ParsedRow:
@@ -297,6 +308,34 @@ def _parse_json(text: str) -> Any:
         return from_json(text)
     except ValueError:
         return None
+
+
+def _drop_unusable_numbers(fields: Any) -> tuple[Any, tuple[str, ...]]:
+    """Return `fields` with NaN as null and without scores of the writer that are no number, and names of the latter."""
+    if not isinstance(fields, dict):
+        return fields, ()
+    usable_fields, dropped = _replace_nan(fields), []
+    log_probs, scores = usable_fields.get("token_log_probs"), usable_fields.get("writer_scores")
+    if isinstance(log_probs, list) and any(map(_is_no_number, log_probs)):
+        del usable_fields["token_log_probs"]
+        dropped.append("token_log_probs")
+    if isinstance(scores, dict):
+        unusable = [name for name, score in scores.items() if _is_no_number(score)]
+        usable_fields["writer_scores"] = {name: score for name, score in scores.items() if name not in unusable}
+        dropped += [f"writer_scores.{format_key(name)}" for name in unusable]
+    return usable_fields, tuple(dropped)
+
+
+def _replace_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _replace_nan(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_replace_nan(item) for item in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _is_no_number(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and not math.isfinite(value))
 
 
 def _find_exceeded_limit(text: str, fields: Any) -> str | None:

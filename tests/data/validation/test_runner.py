@@ -24,6 +24,7 @@ from abstain.ingest.quarantine import Quarantine, require_unblocked
 from abstain.ingest.report import IngestReport
 from abstain.ingest.sources.files import make_explicit_sources
 from tests.factories import (
+    ASKED,
     CHUNK,
     DOCUMENT,
     NOW,
@@ -119,6 +120,8 @@ BROKEN: list[tuple[Any, str]] = [
     (change(interaction("odds"), display="shown", propensity=0.0), "propensity: 0 is not in (0, 1]"),
     (change(interaction("sure"), display="shown", propensity=1.01), "propensity: 1.01 is not in (0, 1]"),
     (interaction("alone", propensity=0.5), "propensity: there is no display beside it"),
+    (change(interaction("old"), asked_at=ASKED.replace(year=1999)), "asked_at: is before the year 2000"),
+    (feedback(user="v", days=-20_000), "given_at: is before the year 2000"),
     (feedback("other"), "interaction_id: there is no such interaction"),
     (feedback(days=-1.5), "given_at: before the question was asked (-1.5 days)"),
     (feedback(days=91), "given_at: 91 days after the question, 90 allowed"),

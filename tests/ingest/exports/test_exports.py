@@ -15,7 +15,7 @@ from abstain.core.contracts import Interaction, Review, Thumb
 from abstain.core.errors import AbstainError
 from abstain.data.store.dataset import DataStore
 from abstain.ingest.exports.expressions import Expression, to_utc
-from abstain.ingest.exports.mapping import load_mapping
+from abstain.ingest.exports.mapping import format_value, load_mapping
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.report import IngestReport
 from abstain.ingest.sources import Source, SourceReader
@@ -216,6 +216,7 @@ THUMBS, REVIEWS = "thumbs: {scores: {a: {1: up}}}", "reviews: {reviewers: all, c
         (f"format: table\ninteraction_id: a\n{THUMBS}", ["thumbs.given_at is missing"]),
         ("format: langfuse\ninteraction_id: a\nthumbs: {scores: {a: {yes: up}}}", ["quote"]),
         ("format: langfuse\ninteraction_id: a\nthumbs: {scores: {a: {1: good}}}", ["thumbs.scores", "'up' or 'down'"]),
+        ("format: langfuse\ninteraction_id: a\nthumbs: {scores: {a: {1: up, '1.0': down}}}", ["'1.0' is equal"]),
         (f"format: langfuse\ninteraction_id: a\n{THUMBS}\n{REVIEWS}", ["the score 'a'"]),
         (f"format: table\ninteraction_id: a\n{REVIEWS}".replace("correct", "corect"), ["reviews.criteria", "corect"]),
     ],
@@ -301,10 +302,145 @@ def test_to_utc_converts_numbers_and_times_without_a_zone(value: Any, expected: 
 def test_expression_reads_json_in_texts() -> None:
     record = {"input": '[{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]', "plain": "text"}
     assert Expression("from_json(input)[?role=='user'].content | [-1]").evaluate(record) == "b"
-    assert Expression("from_json(plain)").evaluate(record) == "text"
+    assert Expression("from_json(plain)").evaluate(record) is None
     assert Expression("from_json(none).a").evaluate(record) is None
     with pytest.raises(AbstainError, match="'join"):
         Expression("join('', none)").evaluate(record)
+
+
+@pytest.mark.parametrize(
+    ("expression", "value", "expected"),
+    [
+        ("number(a, ',')", "\u22121.234,5", -1234.5),
+        ("number(a, ',')", "41 %", 0.41),
+        ("number(a, '.')", "12\u202f345.5", 12345.5),
+        ("number(a, ',')", 0.5, 0.5),
+        ("number(a, ',')", "0.41", None),
+        ("number(a, ',')", ",", None),
+        ("time(a, '%d.%m.%Y %H:%M', 'Europe/Berlin')", "05.10.2026 09:30", "2026-10-05T09:30:00+02:00"),
+        ("time(a, 'excel', 'Europe/Berlin')", "46300,375", "2026-10-05T09:00:00+02:00"),
+        ("time(a, 'excel', 'UTC')", 46300.375, "2026-10-05T09:00:00+00:00"),
+        ("time(a, '%Y%m%d', 'UTC')", 20261005.0, "2026-10-05T00:00:00+00:00"),
+        ("time(a, '%d.%m.%Y', 'UTC')", "31.09.2026", None),
+        ("split(a, ';')", "a; b;", ["a", "b"]),
+        ("replace(a, '.', '')", "1.2", "12"),
+        ("literal(a)", "['it''s', None, nan, (1, 2)]".replace("''", "\\'"), ["it's", None, None, [1, 2]]),
+        ("literal(a)", "['a'\n 'b']", None),
+        ("literal(a)", "[open('a')]", None),
+        ("literal(a)", "[" * 400, None),
+        ("literal(a)", f"'{'a' * 500_000}'", None),
+        *((f"{name}(a, 'x'{more})", None, None) for name, more in (("split", ""), ("replace", ", ''"))),
+        *((f"{name})", None, None) for name in ("number(a, ','", "time(a, 'excel', 'UTC'", "literal(a")),
+    ],
+)
+def test_expression_functions_read_tables_of_people(expression: str, value: Any, expected: Any) -> None:
+    assert Expression(expression).evaluate({"a": value}) == expected
+
+
+@pytest.mark.parametrize(
+    ("expression", "words"),
+    [
+        ("number(a, ';')", "',' or '.', not ';'"),
+        ("number(b, ',')", "takes string, number, null, not array"),
+        ("time(a, '%Q', 'UTC')", "'%d.%m.%Y', not '%Q'"),
+        ("time(a, '%d', 'Europe/Nowhere')", "'Europe/Berlin', not 'Europe/Nowhere'"),
+        ("split(a, '')", "a separator"),
+        ("replace(a, '', 'b')", "a text to be replaced"),
+    ],
+)
+def test_expression_argument_that_is_wrong_is_one_line(expression: str, words: str) -> None:
+    with pytest.raises(AbstainError) as refused:
+        Expression(expression).evaluate({"a": "1", "b": ["1"]})
+    assert words in str(refused.value) and expression in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("expression", "record", "lost"),
+    [
+        ("to_number(a)", {"a": "0,41"}, "a"),
+        ("from_json(a)[].text", {"a": '[{"text": "cut'}, "a"),
+        ("from_json(a)", {"a": "null"}, None),
+        ("from_json(a)[].text", {"a": "[]"}, None),
+        ("literal(a)", {"a": "None"}, None),
+        ("a.b", {"a": '{"b": 1}'}, "a"),
+        ("a.b.c", {"a": {"b": {"d": 1}}}, None),
+        ("a.{x: to_number(b), y: c}", {"a": {"b": "?"}}, "a.b"),
+        ("{x: to_number(a), y: b}", {"a": "1", "b": None}, None),
+        ("to_number(a) || b", {"a": "?", "b": None}, "a"),
+        ("to_number(a) || b", {"a": " ", "b": None}, None),
+        ("a && to_number(b)", {"a": None, "b": "?"}, None),
+        ("a && to_number(b)", {"a": 1, "b": "?"}, "b"),
+        ("a[?role=='user'].text | [-1]", {"a": [{"role": "system"}]}, None),
+        ("a[?role=='user'].text | [-1]", {"a": "[]"}, "a"),
+        ("a[0]", {"a": "text"}, "a"),
+        ("a[].text", {"a": [{"content": "b"}]}, "a"),
+        ("a[].b[]", {"a": [{"b": []}]}, None),
+        ("a.*.b", {"a": ["b"]}, "a"),
+    ],
+)
+def test_expression_names_the_filled_field_it_loses(expression: str, record: dict[str, Any], lost: str | None) -> None:
+    assert Expression(expression).find_lost_field(record) == lost
+
+
+@pytest.mark.parametrize(
+    ("paths", "reason"),
+    [
+        ("  writer_scores: '{p: to_number(a)}'", "writer_scores: a is filled, but {p: to_number(a)} gives nothing"),
+        ("  propensity: to_number(a)", "propensity: a is filled"),
+        ("  contexts: from_json(a)", "contexts: a is filled"),
+        ("  contexts: '[b, c]'", "contexts: null is among them"),
+        ("  contexts: b\n  product: c\n  token_log_probs: from_json(c)", None),
+    ],
+)
+def test_export_row_of_which_a_part_is_lost_is_refused(tmp_path: Path, paths: str, reason: str | None) -> None:
+    record = observation(a="0,41", b="text", c=None)
+    rows = list(export(tmp_path / "in", record, mapping=LANGFUSE + ANSWER + paths).read({}))
+    reasons = [str(row_reason) for row in rows for row_reason in row.reasons]
+    assert [text.startswith(str(reason)) for text in reasons] == ([] if reason is None else [True])
+    assert [row.interaction is None for row in rows] == [reason is not None]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "reason"),
+    [
+        (['[{"text": "a"}]', '[{"text": "b'], "in the retrieval that is joined, output is filled"),
+        ([None], "the retrieval that is joined has none"),
+        (['[{"text": "a"}]', "[]"], None),
+        ([], None),
+    ],
+)
+def test_export_joined_retrieval_without_context_refuses(
+    tmp_path: Path, outputs: list[str | None], reason: str | None
+) -> None:
+    retrievals = "retrievals: {where: type == 'RETRIEVER', join: trace_id, contexts: 'from_json(output)[].text'}\n"
+    mapping = LANGFUSE + ANSWER.replace("answers:", "answers:\n  where: type == 'GENERATION'") + retrievals
+    other = observation(traceId="t-2", type="RETRIEVER", output='[{"text": "c"}]')
+    retrieved = [observation(type="RETRIEVER", output=output) for output in outputs]
+    (row,) = export(tmp_path / "in", observation(), other, *retrieved, mapping=mapping).read({})
+    assert [str(reason) in str(row_reason) for row_reason in row.reasons] == ([] if reason is None else [True])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.json", '[{"id": "q", "parent": NaN, "text": "a"}]'),
+        ("a.jsonl", '{"id": "q", "parent": NaN, "text": "a"}'),
+        ("a.csv", "id,parent,text\nq,NaN,a\n"),
+    ],
+)
+def test_export_nan_is_null_in_every_file_format(tmp_path: Path, name: str, text: str) -> None:
+    paths = "{where: '!parent', asked_at: \"'2026-10-05T09:00:00Z'\", question: text, answer: text, model: text}"
+    mapping = write_mapping(tmp_path, f"format: table\ninteraction_id: id\nanswers: {paths}")
+    (tmp_path / name).write_text(text)
+    (row,) = make_explicit_export([str(tmp_path / name)], mapping).read({})
+    assert row.interaction is not None and row.interaction.answer == "a"
+
+
+@pytest.mark.parametrize(
+    "values", [(1, 1.0, "1", "1.0"), (True, "TRUE", "true "), ("yes", "Yes"), ("👍", "👍🏽", "👍\ufe0f"), (0.5, "0.50")]
+)
+def test_format_value_equal_values_are_equal(values: tuple[Any, ...]) -> None:
+    assert len(set(map(format_value, values))) == 1
 
 
 def test_make_explicit_export_without_files_or_mapping_raises(tmp_path: Path) -> None:

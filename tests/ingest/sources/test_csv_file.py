@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from abstain.core.errors import AbstainError
 from abstain.ingest.parsing import ParsedRow, make_reason, parse_line, reparse
 from abstain.ingest.sources import csv_file
-from abstain.ingest.sources.csv_file import read_csv
+from abstain.ingest.sources.csv_file import iter_csv_records, read_csv
 from abstain.ingest.sources.lines import split_lines, to_utf8
 from tests.ingest.test_parsing import interactions, review_rows, thumb_rows
 
@@ -50,6 +50,21 @@ def test_csv_invalid_utf8_refuses_its_row_only() -> None:
     assert keys(rows) == ["i-1", None, "i-3"]
     assert str(rows[1].reasons[0]).startswith("line: not valid UTF-8 (byte ")
     assert b'"caf\xe9"' in rows[1].raw
+
+
+@pytest.mark.parametrize("hint", ["sep=;", '"sep=;"', "SEP=;;;;;"])
+def test_csv_first_line_names_the_delimiter_for_excel(hint: str) -> None:
+    columns, *lines = (line.replace(",", ";") for line in (THUMBS, make_line("i-1", "a"), make_line("i-2")))
+    rows = read("\r\n".join([hint, columns, *lines]))
+    assert keys(rows) == ["i-1", "i-2"] and rows[0].line == 3
+
+
+def test_csv_of_another_encoding_is_one_clear_line() -> None:
+    with pytest.raises(AbstainError, match=r"folder/a\.csv: line 1 is not UTF-8 .*Windows-1252.*iconv"):
+        read(f"{THUMBS},gepr\xfcft\n".encode("cp1252"))
+    lines = "a,b\n1,2\n3,J\xf6rg\n".encode("cp1252").split(b"\n")
+    with pytest.raises(AbstainError, match="line 3 is not UTF-8"):
+        list(iter_csv_records(lines, "a.csv", "folder/a.csv"))
 
 
 def test_csv_unclosed_quote_refuses_its_row_only() -> None:

@@ -2,6 +2,7 @@ import codecs
 import gzip
 import hashlib
 import json
+import math
 import os
 import random
 import re
@@ -72,6 +73,14 @@ def test_files_json_that_is_no_json_lines_is_an_error(tmp_path: Path, content: s
 def test_files_broken_first_row_is_refused_alone(tmp_path: Path, first: str) -> None:
     rows, _ = read(write_lines(tmp_path / "a.jsonl", first, row("a"), row("b")))
     assert [bool(found.reasons) for found in rows] == [True, False, False]
+
+
+def test_files_row_without_its_unusable_numbers_is_noted(tmp_path: Path) -> None:
+    lines = [row(f"i-{number}", writer_scores={"p": p}) for number, p in enumerate([math.inf, 0.5, math.nan])]
+    (source,) = make_explicit_sources([str(write_lines(tmp_path / "a.jsonl", *lines))])
+    reading = source.read({})
+    assert [parsed_row.interaction is not None for parsed_row in reading] == [True] * 3
+    assert [note.rpartition(": ")[2] for note in reading.outcome.notes] == ["writer_scores.p (2)"]
 
 
 @pytest.mark.parametrize(

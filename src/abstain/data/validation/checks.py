@@ -27,6 +27,9 @@ from abstain.data.store.record_keys import Record
 
 Severity = Literal["error", "warning"]
 
+MIN_YEAR = 2000
+"""The first year of a time that is taken: an earlier one is a number that was read in a wrong unit."""
+
 TABLES = ("interactions", "feedback", "reviews", "documents", "chunks")
 
 
@@ -135,6 +138,11 @@ def _expect_not_in_future(name: str, params: ValidationParams) -> Expectation:
     return expect_between(f"{name}_seconds_ahead", _make_reason(name, message), max_value=skew)
 
 
+def _expect_not_long_ago(name: str) -> Expectation:
+    message = f"is before the year {MIN_YEAR}: was it read in a wrong format, or a number of days as seconds?"
+    return expect_between(f"{name}_year", _make_reason(name, message), min_value=MIN_YEAR)
+
+
 def _expect_new(column: str, duplicate: Reason, existing: Reason | None = None) -> tuple[Expectation, Expectation]:
     """Expect values that are unique in this batch, otherwise `duplicate`, and in earlier ones, otherwise `existing`."""
     return expect_unique(column, duplicate), expect_in_set("known_before", [False], existing or duplicate)
@@ -148,6 +156,7 @@ def _expect_timely(name: str, params: ValidationParams) -> list[Expectation]:
         expect_between("delay_days", early, min_value=-params.max_clock_skew_seconds / 86400),
         expect_between("delay_days", _make_reason(name, message, ReasonKind.TOO_LATE), max_value=days),
         _expect_not_in_future(name, params),
+        _expect_not_long_ago(name),
     ]
 
 
@@ -174,6 +183,7 @@ def build_suites(
         ),
         expect_present("asked_at"),
         _expect_not_in_future("asked_at", params),
+        _expect_not_long_ago("asked_at"),
         expect_between("question_chars", _make_empty_reason("question"), min_value=1),
         _expect_max_length("question", params),
         expect_between("answer_chars", _make_empty_reason("answer"), min_value=1),

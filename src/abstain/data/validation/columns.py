@@ -10,7 +10,7 @@ from typing import Any
 
 from abstain.core.contracts import UNNAMED_PREFIX, Interaction, Review, Thumb, get_document_id
 from abstain.data.store.record_keys import Record, from_microseconds
-from abstain.data.validation.checks import ExistingData, ValidatedRows
+from abstain.data.validation.checks import MIN_YEAR, ExistingData, ValidatedRows
 
 Table = list[dict[str, Any]]
 
@@ -38,10 +38,13 @@ def build_tables(rows: ValidatedRows, existing: ExistingData, now: datetime) -> 
             "row": record.key,
             "interaction_id": row.interaction_id,
             "interaction_known": asked_at is not None,
-            "delay_days": (timestamp - asked_at) / timedelta(days=1) if asked_at else math.nan,
+            "delay_days": (timestamp - asked_at) / timedelta(days=1)
+            if asked_at and timestamp.year >= MIN_YEAR
+            else math.nan,
             "identity": record.identity.hex(),
             "known_before": existing.index.find(record.identity) is not None,
             f"{time_field}_seconds_ahead": _compute_seconds_ahead(timestamp, now),
+            f"{time_field}_year": timestamp.year,
         }
 
     return {
@@ -99,6 +102,7 @@ def _build_interaction_columns(record: Record, existing: ExistingData, now: date
         "known_before": existing.index.find(record.identity) is not None,
         "asked_at": record.timestamp_us,
         "asked_at_seconds_ahead": _compute_seconds_ahead(row.asked_at, now),
+        "asked_at_year": row.asked_at.year,
         "question_chars": len(row.question),
         "answer_chars": len(row.answer),
         "contexts": len(row.contexts),

@@ -15,6 +15,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
 from abstain.core.codes import Code
@@ -23,10 +24,11 @@ from abstain.ingest.exports.expressions import Expression, TrackedExpression
 from abstain.ingest.exports.formats import FORMATS, Score, detect_format
 from abstain.ingest.exports.mapping import AnswerPaths, ExportMapping, ReviewScores, ThumbScores, format_value
 from abstain.ingest.exports.reviews import ReviewField, ReviewKey, find_missing_criteria, make_review_row
-from abstain.ingest.parsing import JsonObject, ParsedRow, parse_object
+from abstain.ingest.parsing import JsonObject, ParsedRow, make_reason, parse_object
 
 WRITER_FIELDS = ("writer_scores", "token_log_probs", "display", "propensity")
 """What the assistant knew about its own answer."""
+_ANSWER_FIELDS = tuple(name for name in AnswerPaths.model_fields if name != "where")
 _MAX_QUOTED_CHARACTERS = 40
 """The longest value of a score that a note quotes: a longer one is text that a person wrote."""
 
@@ -60,6 +62,7 @@ class ExportRows:
         used_fields = frozenset[str]().union(*(expression.fields for expression in mapping.get_expressions().values()))
         self._used_fields = used_fields - mapping.thumb_names - mapping.review_names
         self._contexts_by_key: dict[str, list[Any]] = {}
+        self._loss_by_key: dict[str, str] = {}
         self._reviews_by_key: dict[str, tuple[ReviewKey, list[ReviewField]]] = {}
         self._n_records = self._n_answers = 0
         self._score_counts = Counter[str]()
@@ -142,6 +145,8 @@ class ExportRows:
             key, contexts = (tracked[f"retrievals.{name}"].evaluate(record) for name in ("join", "contexts"))
             if key is not None:
                 self._contexts_by_key.setdefault(str(key), []).extend(_to_list(contexts))
+                if loss := _explain_loss(mapping.retrievals.contexts, contexts, record):
+                    self._loss_by_key[str(key)] = f"in the retrieval that is joined, {loss}"
         if mapping.answers and (mapping.answers.where is None or tracked["answers.where"].evaluate(record)):
             self._n_answers += 1
             tracked["interaction_id"].evaluate(record)
@@ -208,7 +213,7 @@ class ExportRows:
         for part in parts:
             answers, fields = self._mapping.answers, part.fields
             if answers and self._format.is_answer(fields) and (answers.where is None or answers.where.evaluate(fields)):
-                yield parse_object(self._build_answer(answers, fields), part.source, part.number)
+                yield self._make_answer_row(answers, part)
             for score in self._iter_scores(part):
                 thumb = self._map_thumb(score)
                 interaction_id = _to_text(self._mapping.interaction_id.evaluate(fields))
@@ -243,18 +248,35 @@ class ExportRows:
             if score.value is not None and not (isinstance(score.value, str) and not score.value.strip()):
                 yield score
 
-    def _build_answer(self, answers: AnswerPaths, record: JsonObject) -> JsonObject:
-        retrievals = self._mapping.retrievals
-        contexts = _to_list(answers.contexts.evaluate(record)) if answers.contexts else []
-        key = retrievals.join.evaluate(record) if retrievals else None
-        if key is not None:
-            contexts = [*contexts, *self._contexts_by_key.get(str(key), ())]
-        names = [name for name in AnswerPaths.model_fields if name not in ("where", "contexts")]
-        values = {name: _evaluate_first(record, getattr(answers, name)) for name in names}
-        values |= {name: _to_text(values[name]) for name in ("model", "product", "line_of_business", "group")}
-        values |= {name: _drop_missing_scores(values[name]) for name in WRITER_FIELDS}
-        interaction_id = _to_text(self._mapping.interaction_id.evaluate(record))
-        return _drop_missing({**values, "interaction_id": interaction_id, "contexts": list(map(_to_context, contexts))})
+    def _make_answer_row(self, answers: AnswerPaths, part: ExportRecord) -> ParsedRow:
+        """Make the row of an answer; it is rejected if the mapping makes nothing of what stands in the record."""
+        record = part.fields
+        values: JsonObject = {}
+        losses: dict[str, str] = {}
+        for name in _ANSWER_FIELDS:
+            expression = getattr(answers, name)
+            if expression is not None:
+                values[name] = expression.evaluate(record)
+                if loss := _explain_loss(expression, values[name], record):
+                    losses[name] = loss
+        contexts = _to_list(values.get("contexts"))
+        key = self._mapping.retrievals.join.evaluate(record) if self._mapping.retrievals else None
+        if (joined_contexts := self._contexts_by_key.get(str(key)) if key is not None else None) is not None:
+            contexts = [*contexts, *joined_contexts]
+            if loss := self._loss_by_key.get(str(key), "" if contexts else "the retrieval that is joined has none"):
+                losses["contexts"] = loss
+        if None in contexts:
+            losses["contexts"] = "null is among them: each needs its text"
+        values |= {name: _to_text(values.get(name)) for name in ("model", "product", "line_of_business", "group")}
+        values |= {name: _drop_missing_scores(values.get(name)) for name in WRITER_FIELDS}
+        values["interaction_id"] = _to_text(self._mapping.interaction_id.evaluate(record))
+        values["contexts"] = list(map(_to_context, contexts))
+        row = parse_object(_drop_missing(values), part.source, part.number)
+        if not losses:
+            return row
+        reasons = [make_reason(name, loss) for name, loss in losses.items()]
+        reasons += [reason for reason in row.reasons if reason.field.partition(".")[0] not in losses]
+        return replace(row, interaction=None, reasons=tuple(reasons), dropped=())
 
     def _map_thumb(self, score: Score) -> str | None:
         thumbs = self._mapping.thumbs
@@ -279,6 +301,16 @@ def _evaluate_first(record: JsonObject, *expressions: Expression | None) -> Any:
     """Return the value of the first expression that is set: the mapping's, else the format's."""
     expression = next((option for option in expressions if option is not None), None)
     return None if expression is None else expression.evaluate(record)
+
+
+def _explain_loss(expression: Expression, value: Any, record: JsonObject) -> str | None:
+    """Explain that a field of `record` is filled and `expression` made nothing of it; None if nothing is lost."""
+    if value is not None and value != [] and not (isinstance(value, dict) and None in value.values()):
+        return None
+    field = expression.find_lost_field(record)
+    if field is None:
+        return None
+    return f"{field} is filled, but {expression.text} gives nothing: correct the field or the expression"
 
 
 def _drop_missing_scores(value: Any) -> Any:

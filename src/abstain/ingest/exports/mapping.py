@@ -5,6 +5,8 @@ Nothing is guessed: a score, a score's value or a reviewer that the mapping does
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,29 +18,48 @@ from abstain.core.contracts import Criterion
 from abstain.ingest.exports.expressions import Expression, ExpressionText
 from abstain.ingest.exports.formats import FORMATS
 
+_DECIMAL = re.compile(r"[+-]?\d+\.\d+")
+_EMOJI_VARIANTS = dict.fromkeys([0xFE0E, 0xFE0F, *range(0x1F3FB, 0x1F400)])
+"""Characters that choose the look of the emoji before them: text or picture, and the tone of the skin."""
+
 
 def format_value(value: Any) -> str:
-    """Return a score's value as the mapping writes it: `1` for 1 and 1.0, `true` for true, a text stripped."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return str(value).strip()
+    """Return the text that a score's value has in common with all equal values, in whatever file they stand.
+
+    1, 1.0 and "1.0" are `1`; true and "TRUE" are `true`; the case of letters and the variants of an emoji do not count.
+    """
+    text = str(value).strip()
+    if _DECIMAL.fullmatch(text):
+        number = float(text)
+        return str(int(number)) if number.is_integer() else str(number)
+    return unicodedata.normalize("NFC", text).translate(_EMOJI_VARIANTS).casefold()
 
 
-def _format_keys(keys: Any) -> Any:
+def _format_names(names: Any) -> Any:
     """Return a mapping with texts as keys. YAML reads yes, no, on and off as true and false, so these need quotes."""
-    if not isinstance(keys, Mapping):
-        return keys
-    for key in keys:
-        if isinstance(key, bool) or key is None:
+    if not isinstance(names, Mapping):
+        return names
+    for name in names:
+        if isinstance(name, bool) or name is None:
             raise ValueError(
-                f"{format_value(key)} without quotes: YAML reads yes and on as true: quote it as it is meant"
+                f"{format_value(name)} without quotes: YAML reads yes and on as true: quote it as it is meant"
             )
-    return {format_value(key): value for key, value in keys.items()}
+    return {str(name).strip(): value for name, value in names.items()}
 
 
-ByText = BeforeValidator(_format_keys)
+def _format_values(values: Any) -> Any:
+    """Return a mapping with `format_value` of its keys, which are the values of a score."""
+    named_values = _format_names(values)
+    if not isinstance(named_values, Mapping):
+        return named_values
+    formatted: dict[str, Any] = {}
+    for name, target in named_values.items():
+        if formatted.setdefault(format_value(name), target) != target:
+            raise ValueError(f"'{name}' is equal to a value before it and means something else: decide for one")
+    return formatted
+
+
+ByName, ByValue = BeforeValidator(_format_names), BeforeValidator(_format_values)
 
 
 class AnswerPaths(FrozenModel):
@@ -104,7 +125,7 @@ class ThumbScores(FrozenModel):
     given_at: ExpressionText = None
     user: ExpressionText = None
     comment: ExpressionText = None
-    scores: Annotated[dict[str, Annotated[dict[str, Literal["up", "down"]], ByText]], ByText] = Field(min_length=1)
+    scores: Annotated[dict[str, Annotated[dict[str, Literal["up", "down"]], ByValue]], ByName] = Field(min_length=1)
 
 
 class ReviewScores(FrozenModel):
@@ -121,7 +142,7 @@ class ReviewScores(FrozenModel):
     reviewed_at: ExpressionText = None
     reviewer: ExpressionText = None
     reviewers: Literal["all"] | tuple[str, ...] = Field(description="who counts as a reviewer")
-    criteria: Annotated[dict[str, Annotated[dict[str, dict[Criterion, bool]], ByText]], ByText] = Field(min_length=1)
+    criteria: Annotated[dict[str, Annotated[dict[str, dict[Criterion, bool]], ByValue]], ByName] = Field(min_length=1)
     ideal_answer: str | None = Field(None, description="the score whose text is the ideal answer")
 
 

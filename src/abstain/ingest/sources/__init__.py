@@ -8,10 +8,11 @@ never omits one; it does not have to detect duplicates.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, cast
 
 from abstain.config.yaml_model import FrozenModel
 from abstain.ingest.parsing import ParsedRow
@@ -53,7 +54,23 @@ class SourceReader:
         self._outcome: ReadOutcome | None = None
 
     def __iter__(self) -> Iterator[ParsedRow]:
-        self._outcome = yield from self._rows
+        dropped_counts = Counter[str]()
+        outcome = yield from self._iter_rows(dropped_counts)
+        if dropped_counts:
+            names = ", ".join(f"{name} ({count:,})" for name, count in dropped_counts.most_common())
+            note = f"null, NaN or infinite, so that the row was taken without it: {names}"
+            outcome = replace(outcome, notes=(*outcome.notes, note))
+        self._outcome = outcome
+
+    def _iter_rows(self, dropped_counts: Counter[str]) -> Generator[ParsedRow, None, ReadOutcome]:
+        while True:
+            try:
+                row = next(self._rows)
+            except StopIteration as end:
+                return cast(ReadOutcome, end.value)
+            if row.dropped:
+                dropped_counts.update(row.dropped)
+            yield row
 
     @property
     def outcome(self) -> ReadOutcome:

@@ -88,8 +88,8 @@ def make_object(cells: Mapping[str, Any], *, naive_is_utc: bool = False) -> Json
 
 
 def to_json_value(value: Any) -> Any:
-    """Return a cell of any column as a JSON value; None if it is missing."""
-    return _convert("", value, naive_is_utc=False)
+    """Return a cell of any column as a JSON value; None if it is missing, or the NaN of a data frame."""
+    return None if value in ("NaN", "nan") else _convert("", value, naive_is_utc=False)
 
 
 def _convert(field: str, value: Any, naive_is_utc: bool) -> Any:
@@ -125,7 +125,7 @@ def _convert_text(field: str, value: str, naive_is_utc: bool) -> Any:
         return _BOOLEAN_BY_WORD.get(value.strip().lower(), value)
     try:
         if field in _NUMBER_FIELDS or (field == _WRITER_SCORES and not value.lstrip().startswith("{")):
-            return float(value)
+            return _convert(field, float(value), naive_is_utc)
         is_json = field in _JSON_FIELDS and len(value) <= MAX_ROW_BYTES and value.lstrip().startswith(("[", "{"))
         if is_json and not find_duplicate_keys(value):
             return from_json(value)

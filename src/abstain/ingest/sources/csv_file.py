@@ -7,6 +7,7 @@ reading goes on with the line after it.
 from __future__ import annotations
 
 import csv
+import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 
@@ -25,6 +26,8 @@ CONTRACT_COLUMNS = frozenset(
 """Every column that a table may have."""
 
 _DELIMITERS = ",;\t"
+_EXCEL_HINT = re.compile('"?sep=(.)"?\\1*', re.IGNORECASE)
+"""The line by which Excel is told the delimiter; before the header, and padded by delimiters in some files."""
 _MAX_REREAD_BYTES = 4 * MAX_LINE_BYTES
 """The maximum number of bytes that are read again because of unclosed quotes before the file is rejected."""
 
@@ -65,11 +68,13 @@ def iter_csv_records(
         A record, or a rejected row for a record that cannot be read.
 
     Raises:
-        AbstainError: The header names no valid column or one twice, or too many quotes are not closed.
+        AbstainError: The header names no valid column or one twice, too many quotes are not closed, or the header, or
+            any line if `valid_columns` is None, is not UTF-8.
     """
     csv.field_size_limit(MAX_LINE_BYTES)
-    feed = _NumberedLines(lines)
+    feed = _NumberedLines(lines, display_name)
     delimiter, columns = _read_header(feed, display_name, valid_columns)
+    feed.is_strict = valid_columns is None
     records = csv.reader(feed, delimiter=delimiter, strict=True)
     while True:
         feed.record.clear()
@@ -107,9 +112,12 @@ def _read_header(
 ) -> tuple[str, list[str]]:
     """Return the delimiter by which the first line names most (valid) columns, and the names of all columns."""
     try:
-        text = next((line for line in feed if line.strip()), "")
-        text = text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-        rows = {delimiter: next(csv.reader([text], delimiter=delimiter), []) for delimiter in _DELIMITERS}
+        filled_lines = (line for line in feed if line.strip())
+        text = next(filled_lines, "")
+        hint = _EXCEL_HINT.fullmatch(text.rstrip("\r\n"))
+        text = next(filled_lines, "") if hint else text
+        delimiters = hint[1] if hint else _DELIMITERS
+        rows = {delimiter: next(csv.reader([text], delimiter=delimiter), []) for delimiter in delimiters}
     except csv.Error as error:
         raise AbstainError(
             Code.WRONG_FORMAT, f"{display_name}: its first line holds no column names: {error}"
@@ -131,9 +139,14 @@ def _read_header(
 
 
 class _NumberedLines:
-    """Numbered lines for `csv.reader`: `record` holds those of the current record, which can be given back."""
+    """Numbered lines for `csv.reader`: `record` holds those of the current record, which can be given back.
 
-    def __init__(self, lines: Iterable[bytes | OversizedLine]) -> None:
+    While `is_strict`, a line that is not UTF-8 raises `AbstainError`.
+    """
+
+    def __init__(self, lines: Iterable[bytes | OversizedLine], display_name: str) -> None:
+        self.is_strict = True
+        self._display_name = display_name
         self.record: list[tuple[int, bytes | OversizedLine]] = []
         self.reread = 0
         self._lines = enumerate(lines, start=1)
@@ -152,7 +165,15 @@ class _NumberedLines:
         self._size += len(line) + 1
         if self._size > MAX_LINE_BYTES:
             raise csv.Error(f"a row of more than {MAX_LINE_BYTES:,} bytes: is a quote not closed?")
-        return line.decode("utf-8", "surrogateescape") + "\n"
+        try:
+            return line.decode("utf-8", "strict" if self.is_strict else "surrogateescape") + "\n"
+        except UnicodeDecodeError as error:
+            raise AbstainError(
+                Code.WRONG_FORMAT,
+                f"{self._display_name}: line {number} is not UTF-8 (byte {error.start + 1} is 0x{line[error.start]:02x}), "
+                "perhaps Windows-1252, as Excel writes it: save it as CSV UTF-8, or convert it: "
+                "iconv -f WINDOWS-1252 -t UTF-8",
+            ) from None
 
     def give_back(self) -> tuple[int, bytes | OversizedLine]:
         """Return the record's first line with its number; its other lines are read again as records of their own."""

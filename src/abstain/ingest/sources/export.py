@@ -19,6 +19,7 @@ from abstain.core.errors import AbstainError
 from abstain.core.filesystem import get_display_name
 from abstain.core.json_lines import find_duplicate_keys, format_key
 from abstain.ingest.exports.export_rows import ExportRecord, ExportRows
+from abstain.ingest.exports.expressions import parse_json
 from abstain.ingest.exports.mapping import load_mapping
 from abstain.ingest.parsing import ParsedRow
 from abstain.ingest.sources import ReadOutcome, SourceModel, SourceReader, SourceState
@@ -228,7 +229,7 @@ def _require_readable(records: Iterable[TableRecord | ParsedRow], file: SourceFi
 def _parse_json(content: bytes, where: str) -> Any:
     try:
         text = content.decode("utf-8", "surrogatepass")
-        parsed = json.loads(text)
+        parsed = parse_json(text)
     except (ValueError, RecursionError) as error:
         raise _make_damage_error(where, f"is no JSON to its end ({error})") from None
     if keys := find_duplicate_keys(text):
