@@ -173,7 +173,7 @@ def parse_line(line: bytes, source: str, number: int, *, is_limited: bool = True
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
         where = f"byte {error.start + 1} is 0x{line[error.start]:02x}"
-        problem = f'not valid UTF-8 ({where}): save the file as UTF-8, as Excel\'s "CSV UTF-8" does'
+        problem = f"not valid UTF-8 ({where}), perhaps Windows-1252: save the file as UTF-8"
         return ParsedRow(source, number, line, (make_reason("line", problem),))
     fields = _parse_json(text)
     if is_limited and (exceeded := _find_exceeded_limit(text, fields)):
@@ -320,7 +320,7 @@ def _drop_unusable_numbers(fields: Any) -> tuple[Any, tuple[str, ...]]:
         del usable_fields["token_log_probs"]
         dropped.append("token_log_probs")
     if isinstance(scores, dict):
-        unusable = [name for name, score in scores.items() if _is_no_number(score)]
+        unusable = {name: score for name, score in scores.items() if _is_no_number(score)}
         usable_fields["writer_scores"] = {name: score for name, score in scores.items() if name not in unusable}
         dropped += [f"writer_scores.{format_key(name)}" for name in unusable]
     return usable_fields, tuple(dropped)

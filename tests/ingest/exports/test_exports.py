@@ -389,11 +389,14 @@ def test_expression_names_the_filled_field_it_loses(expression: str, record: dic
         ("  propensity: to_number(a)", "propensity: a is filled"),
         ("  contexts: from_json(a)", "contexts: a is filled"),
         ("  contexts: '[b, c]'", "contexts: null is among them"),
+        ("  contexts: d[].text", "contexts: null is among them"),
+        ("  contexts: e", "contexts: a list is written in a text"),
+        ("  contexts: literal(e)", None),
         ("  contexts: b\n  product: c\n  token_log_probs: from_json(c)", None),
     ],
 )
 def test_export_row_of_which_a_part_is_lost_is_refused(tmp_path: Path, paths: str, reason: str | None) -> None:
-    record = observation(a="0,41", b="text", c=None)
+    record = observation(a="0,41", b="text", c=None, d=[{"text": "t"}, {}], e="['x', 'y']")
     rows = list(export(tmp_path / "in", record, mapping=LANGFUSE + ANSWER + paths).read({}))
     reasons = [str(row_reason) for row in rows for row_reason in row.reasons]
     assert [text.startswith(str(reason)) for text in reasons] == ([] if reason is None else [True])
@@ -448,6 +451,15 @@ def test_make_explicit_export_without_files_or_mapping_raises(tmp_path: Path) ->
         make_explicit_export([], "mapping.yaml")
     assert_refused(make_explicit_export([str(tmp_path)], str(tmp_path / "no.yaml")), "no.yaml", code=Code.NOT_READABLE)
     assert_refused(make_explicit_export([str(tmp_path)], write_mapping(tmp_path, LANGFUSE + FEEDBACK)))
+
+
+def test_export_null_among_log_probs_drops_them_with_a_note(tmp_path: Path) -> None:
+    paths = "  token_log_probs: tokens[].logprob\n"
+    tokens = [observation(tokens=[{"logprob": -0.1}, {"logprob": last}], traceId=f"t{last}") for last in (-0.2, None)]
+    report = take(tmp_path / "data", export(tmp_path / "in", *tokens, mapping=LANGFUSE + ANSWER + paths))
+    log_probs = [answer.token_log_probs for answer in read_stored(tmp_path / "data", Interaction)]
+    assert log_probs == [(-0.1, -0.2), None]
+    assert any(note.endswith("without it: token_log_probs (1)") for note in report.source_notes)
 
 
 def test_export_writer_scores_are_kept_one_by_one(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from abstain.ingest.sources.cells import find_column_problem, make_object
         ({"correct": 1, "complete": 0, "truthful": 2}, {"correct": True, "complete": False, "truthful": 2}),
         ({"correct": "1", "truthful": " False "}, {"correct": "1", "truthful": False}),
         ({"inclusion_probability": "0.25"}, {"inclusion_probability": 0.25}),
+        ({"propensity": "NaN", "writer_scores.a": "nan", "writer_scores.b": "1"}, {"writer_scores": {"b": 1}}),
         ({"propensity": "a half", "comment": " "}, {"propensity": "a half", "comment": " "}),
         ({"interaction_id": 17, "question": 17}, {"interaction_id": "17", "question": 17}),
         ({"interaction_id": UUID(int=1)}, {"interaction_id": "00000000-0000-0000-0000-000000000001"}),

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, cast
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.ingest.exports.expressions import Expression, TrackedExpression
+from abstain.ingest.exports.expressions import Expression, TrackedExpression, from_json, from_literal
 from abstain.ingest.exports.formats import FORMATS, Score, detect_format
 from abstain.ingest.exports.mapping import AnswerPaths, ExportMapping, ReviewScores, ThumbScores, format_value
 from abstain.ingest.exports.reviews import ReviewField, ReviewKey, find_missing_criteria, make_review_row
@@ -28,6 +28,7 @@ from abstain.ingest.parsing import JsonObject, ParsedRow, make_reason, parse_obj
 
 WRITER_FIELDS = ("writer_scores", "token_log_probs", "display", "propensity")
 """What the assistant knew about its own answer."""
+_LIST_FIELDS = ("contexts", "token_log_probs")
 _ANSWER_FIELDS = tuple(name for name in AnswerPaths.model_fields if name != "where")
 _MAX_QUOTED_CHARACTERS = 40
 """The longest value of a score that a note quotes: a longer one is text that a person wrote."""
@@ -142,7 +143,8 @@ class ExportRows:
     def _survey_answer(self, record: JsonObject) -> None:
         mapping, tracked = self._mapping, self._tracked
         if mapping.retrievals and tracked["retrievals.where"].evaluate(record):
-            key, contexts = (tracked[f"retrievals.{name}"].evaluate(record) for name in ("join", "contexts"))
+            key = tracked["retrievals.join"].evaluate(record)
+            contexts = tracked["retrievals.contexts"].evaluate(record, keep_nulls=True)
             if key is not None:
                 self._contexts_by_key.setdefault(str(key), []).extend(_to_list(contexts))
                 if loss := _explain_loss(mapping.retrievals.contexts, contexts, record):
@@ -256,10 +258,12 @@ class ExportRows:
         for name in _ANSWER_FIELDS:
             expression = getattr(answers, name)
             if expression is not None:
-                values[name] = expression.evaluate(record)
+                values[name] = expression.evaluate(record, keep_nulls=name in _LIST_FIELDS)
                 if loss := _explain_loss(expression, values[name], record):
                     losses[name] = loss
         contexts = _to_list(values.get("contexts"))
+        if isinstance(text := values.get("contexts"), str) and _is_list(text):
+            losses["contexts"] = "a list is written in a text: read it by from_json(...), or by literal(...)"
         key = self._mapping.retrievals.join.evaluate(record) if self._mapping.retrievals else None
         if (joined_contexts := self._contexts_by_key.get(str(key)) if key is not None else None) is not None:
             contexts = [*contexts, *joined_contexts]
@@ -332,6 +336,10 @@ def _to_text(value: Any) -> Any:
 
 def _to_list(value: Any) -> list[Any]:
     return [] if value is None else value if isinstance(value, list) else [value]
+
+
+def _is_list(text: str) -> bool:
+    return text.lstrip().startswith("[") and any(isinstance(read(text), list) for read in (from_json, from_literal))
 
 
 def _to_context(context: Any) -> Any:

@@ -67,20 +67,21 @@ class Expression:
 
     def __init__(self, text: str) -> None:
         try:
-            self._compiled = jmespath.compile(text)
+            self._tree = jmespath.compile(text).parsed
         except exceptions.JMESPathError as error:
             raise ValueError(
                 f"'{text}' is no JMESPath expression ({_format_error(error)}): write a field's name, in double quotes "
                 "where it has other characters than letters, digits and _; a fixed text in single quotes"
             ) from None
         self.text = text
-        self.fields = frozenset(_iter_fields(self._compiled.parsed))
+        self.fields = frozenset(_iter_fields(self._tree))
 
-    def evaluate(self, record: Any) -> Any:
+    def evaluate(self, record: Any, *, keep_nulls: bool = False) -> Any:
         """Evaluate the expression.
 
         Args:
             record: The record to search, as JSON values.
+            keep_nulls: Return None for each item of a list, as in `a[].b`, that gives null; JMESPath leaves it out.
 
         Returns:
             The value; None if the record has none.
@@ -89,7 +90,11 @@ class Expression:
             AbstainError: A function of the expression got an unsuitable value.
         """
         try:
-            return self._compiled.search(record, _OPTIONS)
+            if keep_nulls and self._tree["type"] == "projection":
+                items, item_tree = self._tree["children"]
+                base = _evaluate_node(items, record)
+                return [_evaluate_node(item_tree, item) for item in base] if isinstance(base, list) else None
+            return _evaluate_node(self._tree, record)
         except exceptions.JMESPathError as error:
             raise AbstainError(
                 Code.BAD_SETTING, f"'{self.text}': {_format_error(error)}: correct the expression in the mapping"
@@ -106,7 +111,7 @@ class Expression:
         Returns:
             The field's name, with those of the objects that hold it; None if nothing is lost.
         """
-        return _find_lost_field(self._compiled.parsed, record)
+        return _find_lost_field(self._tree, record)
 
 
 class TrackedExpression:
@@ -121,9 +126,9 @@ class TrackedExpression:
         self.records = 0
         self._has_value, self._unseen_fields, self._name_counts = False, set(expression.fields), Counter[str]()
 
-    def evaluate(self, record: Any) -> Any:
+    def evaluate(self, record: Any, *, keep_nulls: bool = False) -> Any:
         """Evaluate the expression on `record`; see `Expression.evaluate`."""
-        value = self._expression.evaluate(record)
+        value = self._expression.evaluate(record, keep_nulls=keep_nulls)
         self.records += 1
         self._has_value = self._has_value or value not in (None, False)
         if not self._has_value and self._unseen_fields:
@@ -286,8 +291,7 @@ class _Functions(functions.Functions):  # type: ignore[misc]
         return to_utc(value)
 
 
-_OPTIONS = jmespath.Options(custom_functions=_Functions())
-_evaluate_node = visitor.TreeInterpreter(_OPTIONS).visit
+_evaluate_node = visitor.TreeInterpreter(jmespath.Options(custom_functions=_Functions())).visit
 
 
 @lru_cache
@@ -362,7 +366,8 @@ def _find_lost_field(node: Any, value: Any) -> str | None:
     if kind == "or_expression":
         return _find_first_lost(children, value)
     if kind == "and_expression":
-        return _find_first_lost(children[_evaluate_node(children[0], value) is not None :][:1], value)
+        left, right = children
+        return _find_lost_field(left if _evaluate_node(left, value) is None else right, value)
     if kind == "function_expression":
         arguments = [child for child in children if child["type"] not in ("literal", "expref")]
         null_texts = _NULL_TEXTS.get(node["value"], ())

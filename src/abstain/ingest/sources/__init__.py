@@ -10,6 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, Self, cast
@@ -63,14 +64,14 @@ class SourceReader:
         self._outcome = outcome
 
     def _iter_rows(self, dropped_counts: Counter[str]) -> Generator[ParsedRow, None, ReadOutcome]:
-        while True:
-            try:
-                row = next(self._rows)
-            except StopIteration as end:
-                return cast(ReadOutcome, end.value)
-            if row.dropped:
+        with closing(self._rows):
+            while True:
+                try:
+                    row = next(self._rows)
+                except StopIteration as end:
+                    return cast(ReadOutcome, end.value)
                 dropped_counts.update(row.dropped)
-            yield row
+                yield row
 
     @property
     def outcome(self) -> ReadOutcome:

@@ -170,8 +170,8 @@ class _NumberedLines:
         except UnicodeDecodeError as error:
             raise AbstainError(
                 Code.WRONG_FORMAT,
-                f"{self._display_name}: line {number} is not UTF-8 (byte {error.start + 1} is 0x{line[error.start]:02x}), "
-                "perhaps Windows-1252, as Excel writes it: save it as CSV UTF-8, or convert it: "
+                f"{self._display_name}: line {number} is not UTF-8 (byte {error.start + 1} is "
+                f"0x{line[error.start]:02x}), perhaps Windows-1252: save it as Excel's CSV UTF-8, or convert it: "
                 "iconv -f WINDOWS-1252 -t UTF-8",
             ) from None
 
