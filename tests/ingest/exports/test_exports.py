@@ -423,6 +423,17 @@ def test_export_joined_retrieval_without_context_refuses(
     assert [str(reason) in str(row_reason) for row_reason in row.reasons] == ([] if reason is None else [True])
 
 
+def test_export_messages_and_their_parts_are_texts(tmp_path: Path) -> None:
+    parts = [{"type": "thinking", "thinking": "That?"}, {"type": "text", "text": "That"}, {"type": "text", "text": "."}]
+    messages = [{"role": "user", "content": "Hello."}, {"role": "user", "content": [{"text": "What?"}]}]
+    chunks = [{"page_content": "a", "metadata": {}}, [{"text": "b"}], {"chunk_id": "c#1", "content": "c"}]
+    record = observation(question=messages, answer={"role": "assistant", "content": parts}, chunks=chunks)
+    source = export(tmp_path / "in", record, mapping=LANGFUSE + ANSWER + "  contexts: chunks\n")
+    (row,) = (row.interaction for row in source.read({}))
+    assert row and (row.question, row.answer) == ("What?", "That.")
+    assert [context.text for context in row.contexts] == ["a", "b", "c"] and row.contexts[2].chunk_id == "c#1"
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [

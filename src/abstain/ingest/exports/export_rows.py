@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, cast
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.core.message_text import Role, extract_text
 from abstain.ingest.exports.expressions import Expression, TrackedExpression, from_json, from_literal
 from abstain.ingest.exports.formats import FORMATS, Score, detect_format
 from abstain.ingest.exports.mapping import AnswerPaths, ExportMapping, ReviewScores, ThumbScores, format_value
@@ -28,6 +29,8 @@ from abstain.ingest.parsing import JsonObject, ParsedRow, make_reason, parse_obj
 
 WRITER_FIELDS = ("writer_scores", "token_log_probs", "display", "propensity")
 """What the assistant knew about its own answer."""
+_ROLES: dict[str, Role] = {"question": "user", "answer": "assistant"}
+"""Fields that may be a message or its parts, or messages of which the last one of this role is meant."""
 _LIST_FIELDS = ("contexts", "token_log_probs")
 _ANSWER_FIELDS = tuple(name for name in AnswerPaths.model_fields if name != "where")
 _MAX_QUOTED_CHARACTERS = 40
@@ -261,6 +264,9 @@ class ExportRows:
                 values[name] = expression.evaluate(record, keep_nulls=name in _LIST_FIELDS)
                 if loss := _explain_loss(expression, values[name], record):
                     losses[name] = loss
+        for name, role in _ROLES.items():
+            if isinstance(message := values.get(name), list | dict):
+                values[name] = extract_text(message, role) or message
         contexts = _to_list(values.get("contexts"))
         if isinstance(text := values.get("contexts"), str) and _is_list(text):
             losses["contexts"] = "a list is written in a text: read it by from_json(...), or by literal(...)"
@@ -344,9 +350,11 @@ def _is_list(text: str) -> bool:
 
 def _to_context(context: Any) -> Any:
     """Return a context as an object. One without an id gets one from its text, so equal contexts have equal ids."""
-    fields = {"text": context} if isinstance(context, str) else context
-    if not isinstance(fields, dict):
-        return fields
-    chunk_id = _to_text(fields.get("chunk_id"))
+    is_object = isinstance(context, dict)
+    text = context if isinstance(context, str) else extract_text(context)
+    if text is None:
+        return context
+    fields = context if is_object and isinstance(context.get("text"), str) else {"text": text}
+    chunk_id = _to_text(context.get("chunk_id")) if is_object else None
     digest = hashlib.sha256(str(fields.get("text")).encode("utf-8", "surrogatepass")).hexdigest()[:16]
     return {**fields, "chunk_id": chunk_id if chunk_id is not None else f"text-{digest}"}
