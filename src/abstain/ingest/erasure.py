@@ -20,9 +20,8 @@ from abstain.core.codes import Code
 from abstain.core.contracts import Interaction, Review, Thumb
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
-from abstain.core.json_lines import read_lines
 from abstain.data.decision_log.erasure import UserRows
-from abstain.data.store.dataset import DataStore, ErasedUsers
+from abstain.data.store.dataset import DataStore, ErasedUsers, rewrite_lines
 from abstain.data.store.record_keys import make_interaction_identity
 from abstain.ingest.privacy.pseudonyms import normalize_name
 from abstain.ingest.quarantine import Quarantine
@@ -96,13 +95,11 @@ def _compute_identities(interaction_ids: Iterable[str]) -> set[str]:
 
 def _remove_rows(path: Path, names: set[str], interaction_ids: set[str]) -> int:
     """Rewrite `path` without the rows of these users and interactions; return the number of removed rows."""
-    lines = [text for _, text in read_lines(path)]
-    remaining = []
-    for line in lines:
+
+    def keep_others(line: bytes) -> bytes | None:
         row = json.loads(line)
         user = row.get("user")
-        if not (user and normalize_name(user) in names) and row["interaction_id"] not in interaction_ids:
-            remaining.append(line)
-    if len(remaining) < len(lines):
-        write_atomically(path, b"".join(text + b"\n" for text in remaining))
-    return len(lines) - len(remaining)
+        is_theirs = (user and normalize_name(user) in names) or row["interaction_id"] in interaction_ids
+        return None if is_theirs else line
+
+    return rewrite_lines(path, path, keep_others)

@@ -30,6 +30,8 @@ class IngestReport:
         newly_rejected: Quarantined rows that were not reported before.
         awaiting_documents: Rows among `pending` that await documents.
         weighted_reviews: Reviews with an inclusion probability of their source.
+        replaced: Table -> number of stored rows that got other content.
+        completed: Accepted rows that added a part to a stored interaction.
         resolved_pending: Outcome -> number of earlier pending rows whose interaction or documents came now.
         reasons: Reason -> number of rejected rows.
         quarantine: File of the newly quarantined rows, relative to the data folder.
@@ -51,6 +53,8 @@ class IngestReport:
     newly_rejected: int = 0
     awaiting_documents: int = 0
     weighted_reviews: int = 0
+    replaced: Mapping[str, int] = field(default_factory=dict)
+    completed: int = 0
     resolved_pending: Mapping[str, int] = field(default_factory=dict)
     reasons: Mapping[str, int] = field(default_factory=dict)
     quarantine: str | None = None
@@ -109,6 +113,11 @@ class IngestReport:
                 f"{self.awaiting_documents:,} answers await the documents of their chunks: ingest these, named by "
                 "`abstain quarantine list --rows`"
             )
+        if self.replaced:
+            rows = ", ".join(f"{count:,} {table}" for table, count in self.replaced.items())
+            notes.append(f"replaced stored rows: {rows}")
+        if self.completed:
+            notes.append(f"{self.completed:,} rows added contexts, writer_scores or token_log_probs to known answers")
         if self.resolved_pending:
             outcomes = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(self.resolved_pending.items()))
             notes.append(f"earlier rows that were pending: {outcomes}")

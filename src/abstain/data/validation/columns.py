@@ -40,7 +40,7 @@ def build_tables(rows: ValidatedRows, existing: ExistingData, now: datetime) -> 
             "interaction_known": asked_at is not None,
             "delay_days": (timestamp - asked_at) / timedelta(days=1) if asked_at else math.nan,
             "identity": record.identity.hex(),
-            "known_before": existing.index.find(record.identity) is not None,
+            "known_before": existing.is_known(record.identity),
             f"{time_field}_seconds_ahead": _compute_seconds_ahead(timestamp, now),
         }
 
@@ -96,7 +96,7 @@ def _build_interaction_columns(record: Record, existing: ExistingData, now: date
     return {
         "row": record.key,
         "interaction_id": row.interaction_id,
-        "known_before": existing.index.find(record.identity) is not None,
+        "known_before": existing.is_known(record.identity),
         "asked_at": record.timestamp_us,
         "asked_at_seconds_ahead": _compute_seconds_ahead(row.asked_at, now),
         "question_chars": len(row.question),

@@ -66,6 +66,7 @@ class IngestPipeline:
         privacy: Redaction rules.
         validate: Validates new rows against existing data.
         now: Time of the ingest.
+        can_replace: Whether input rows take the place of stored ones with other content.
 
     Attributes:
         n_read: Number of input rows.
@@ -78,12 +79,22 @@ class IngestPipeline:
         earlier_file_id: Id of a quarantine file that holds a rejected row already; empty if there is none.
         validation_results: Results of the validations.
         profiler: Profile of the new interactions.
+        replaced: Identity -> table and interaction id of each stored row that is replaced by other content.
+        completed: Number of rows that add a part to an interaction.
     """
 
     def __init__(
-        self, store: DataStore, staging: StagedBatch, privacy: Privacy, validate: Validate, now: datetime
+        self,
+        store: DataStore,
+        staging: StagedBatch,
+        privacy: Privacy,
+        validate: Validate,
+        now: datetime,
+        *,
+        can_replace: bool = False,
     ) -> None:
         self._store, self._staging, self._privacy, self._validate, self._now = store, staging, privacy, validate, now
+        self._can_replace = can_replace
         self._index = store.build_key_index()
         self._pending_index = KeyIndex()
         for table, path in store.list_pending_files().items():
@@ -110,6 +121,8 @@ class IngestPipeline:
         self.earlier_file_id = ""
         self.validation_results: list[ValidationResult] = []
         self.profiler = Profiler()
+        self.replaced: dict[bytes, tuple[str, str]] = {}
+        self.completed = 0
 
     # Documents
 
@@ -228,18 +241,25 @@ class IngestPipeline:
         self._pending_writers = self._open_pending_writers("pending")
         for table, batch_writer in batch_writers.items():
             batch_writer.close()
-            for path, outcomes in (
-                (earlier_files.get(table), self.earlier_outcomes),
-                (batch_writer.path, self.outcomes),
-            ):
+            files = [(earlier_files.get(table), self.earlier_outcomes), (batch_writer.path, self.outcomes)]
+            # Only a row that passes replaces an earlier one, so those of a batch that replaces come first.
+            for path, outcomes in reversed(files) if self._can_replace else files:
                 for block in iter_blocks((text for _, text in read_lines(path)) if path else (), len):
                     parsed = [RowRecords.from_row(reparse(text, "pending", 0)) for text in block]
+                    if outcomes is self.earlier_outcomes:
+                        parsed = [entry for entry in parsed if not self._is_replaced(entry.records[0])]
                     self._resolve_rows(parsed, existing, outcomes, is_last=True)
         for writer in self._pending_writers.values():
             writer.close()
             if not writer.rows:
                 writer.path.unlink()
                 self._staging.stage_deletion(self._store.folder / "pending" / writer.path.name)
+
+    def _is_replaced(self, record: Record) -> bool:
+        """Return whether a row of this batch has taken the place of an earlier pending one."""
+        if not (self._index.find(record.identity) or self._pending_index.find(record.identity)):
+            self.replaced.pop(record.identity, None)  # what was to replace it has failed
+        return record.identity in self.replaced
 
     def _open_pending_writers(self, folder: str) -> dict[str, IndexedWriter]:
         path = self._staging.folder / folder
@@ -254,22 +274,36 @@ class IngestPipeline:
         """Decide on `batch` without the rows that fail validation, stage new rows, and count the outcomes."""
         rejected: dict[bytes, Reasons] = {}
         while True:  # each turn rejects at least one content more, so it ends
-            resolution = resolve_duplicates(batch, self._index, self._pending_index, rejected, is_last=is_last)
-            if not resolution.new:
+            resolution = resolve_duplicates(
+                batch,
+                self._index,
+                self._pending_index,
+                rejected,
+                is_last=is_last,
+                can_replace=self._can_replace and outcomes is self.outcomes,
+            )
+            checked = (*resolution.new, *resolution.revised)
+            revised = frozenset(record.identity for record in resolution.revised)
+            if not checked:
                 break
-            result = self._validate(_group_by_contract(resolution.new), existing)
+            result = self._validate(_group_by_contract(checked), replace(existing, revised=revised))
             if not rejected:  # the first result, of all rows including those that fail
                 self.validation_results.append(result)
             failures = {
-                record.content: result.reasons[record.key] for record in resolution.new if record.key in result.reasons
+                record.content: result.reasons[record.key] for record in checked if record.key in result.reasons
             }
             if not failures:
                 break
             rejected |= failures
         self._staging.append(resolution.new, self._index)
+        self._staging.revise(resolution.revised, self._index)
         sampled = {record.content for entry in batch if entry.row.is_sampled for record in entry.records}
-        for record in resolution.new:
-            if isinstance(record.row, Interaction):
+        self.replaced |= {
+            record.identity: (TABLES[type(record.row)], record.row.interaction_id) for record in resolution.replaced
+        }
+        self.completed += resolution.n_completed
+        for record in checked:
+            if isinstance(record.row, Interaction) and record.identity not in revised:
                 self.profiler.add(record)
             is_weighted = isinstance(record.row, Review) and record.row.inclusion_probability is not None
             self.weighted_reviews += is_weighted and record.content not in sampled
@@ -326,8 +360,9 @@ class IngestPipeline:
         return sum(row is not None for row in self._changed_documents.values())
 
     def stage(self) -> None:
-        """Stage documents, chunks and rejected rows: everything except the parts of rows."""
+        """Stage documents, chunks, rejected rows and revised parts: everything except the new parts of rows."""
         self.quarantine_file_id = self._quarantine_writer.close()
+        self._staging.stage_revisions(self._index)
         for path in self._store.list_document_files() if self._changed_documents else ():
             row = self._changed_documents.get(path.stem)
             if path.stem in self._changed_documents and (row is None or get_document_suffix(row.source) != path.suffix):
