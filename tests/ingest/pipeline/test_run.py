@@ -490,6 +490,15 @@ def test_replace_row_that_fails_leaves_the_stored_one(stored: Path) -> None:
     assert {name: text for name, text in bytes_of(stored).items() if "quarantine" not in name} == before
 
 
+@pytest.mark.parametrize(("days", "count"), [(-1, 1), (1.5, 0)])
+def test_replace_time_must_fit_the_stored_feedback(stored: Path, days: float, count: int) -> None:
+    moved = row(asked_at=later(days).isoformat())
+    report = correct(stored, moved, validate=validate)
+    assert (report.accepted, report.quarantined) == (count, 1 - count)
+    assert "its stored feedback would fail: given_at: before" in report.to_markdown() or count
+    assert correct(stored, moved, alone(verdict(days=3)), validate=validate).quarantined == 1 - count
+
+
 @pytest.mark.parametrize("is_accepted", [True, False])
 def test_replace_pending_thumb_if_the_new_one_passes(stored: Path, is_accepted: bool) -> None:
     def accept_up(rows: ValidatedRows, *_: Any) -> ValidationResult:

@@ -14,14 +14,14 @@ from datetime import datetime
 from typing import TypeVar
 
 from abstain.core.codes import Code
-from abstain.core.contracts import Chunk, Document, Interaction, Review, get_document_id
+from abstain.core.contracts import Chunk, Document, Interaction, Review, Thumb, get_document_id
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import read_lines, to_json_lines
 from abstain.core.reasons import Reason, Reasons
 from abstain.data.store.dataset import DataStore, DocumentVersion, StagedBatch, get_document_suffix
 from abstain.data.store.key_index import BLOCK_ROWS, IndexedWriter, KeyIndex
 from abstain.data.store.profile import Profiler
-from abstain.data.store.record_keys import TABLES, Record, make_interaction_identity
+from abstain.data.store.record_keys import TABLES, Record, make_interaction_identity, make_record
 from abstain.data.validation.checks import ExistingData, ValidatedRows
 from abstain.data.validation.runner import ValidationResult
 from abstain.ingest.parsing import ParsedRow, reparse
@@ -286,12 +286,19 @@ class IngestPipeline:
             revised = frozenset(record.identity for record in resolution.revised)
             if not checked:
                 break
-            result = self._validate(_group_by_contract(checked), replace(existing, revised=revised))
+            attached = [
+                record for record in self._read_moved_feedback(resolution.revised) if record.identity not in revised
+            ]
+            result = self._validate(
+                _group_by_contract((*checked, *attached)),
+                replace(existing, revised=revised.union(record.identity for record in attached)),
+            )
             if not rejected:  # the first result, of all rows including those that fail
                 self.validation_results.append(result)
             failures = {
                 record.content: result.reasons[record.key] for record in checked if record.key in result.reasons
             }
+            failures |= _find_stranded_feedback(resolution.revised, attached, result)
             if not failures:
                 break
             rejected |= failures
@@ -315,6 +322,18 @@ class IngestPipeline:
             # A pending row is counted at the end; one of an earlier batch that stays pending already was.
             if decision[0] != "pending" or (is_last and outcomes is self.outcomes):
                 self._count(entry.row, decision, outcomes)
+
+    def _read_moved_feedback(self, revised: Sequence[Record]) -> list[Record]:
+        """Read the stored thumbs and reviews of interactions that get another time."""
+        moved_ids = {
+            record.row.interaction_id
+            for record in revised
+            if isinstance(record.row, Interaction)
+            and self._index.get_asked_at(record.row.interaction_id) != record.row.asked_at
+        }
+        tables: tuple[type[Thumb | Review], ...] = (Thumb, Review) if moved_ids else ()
+        rows = (row for contract in tables for row in self._store.iter_rows(contract))
+        return [make_record(row) for row in rows if row.interaction_id in moved_ids]
 
     def _redact_row(self, row: ParsedRow) -> ParsedRow:
         """Return `row` without content that must not be stored: personal data, and all content from an erased user."""
@@ -402,6 +421,23 @@ def iter_blocks(rows: Iterable[T], get_size: Callable[[T], int]) -> Iterator[lis
             block, n_bytes = [], 0
     if block:
         yield block
+
+
+def _find_stranded_feedback(
+    revised: Sequence[Record], attached: Sequence[Record], result: ValidationResult
+) -> dict[bytes, Reasons]:
+    """Return why interactions cannot be revised: their stored thumbs and reviews would fail. By content digest."""
+    reasons = {
+        record.row.interaction_id: result.reasons[record.key] for record in attached if record.key in result.reasons
+    }
+    return {
+        record.content: tuple(
+            Reason(reason.code, "asked_at", f"its stored feedback would fail: {reason.field}: {reason.message}")
+            for reason in reasons[record.row.interaction_id]
+        )
+        for record in revised
+        if isinstance(record.row, Interaction) and record.row.interaction_id in reasons
+    }
 
 
 def _group_by_contract(records: Sequence[Record]) -> ValidatedRows:
