@@ -180,7 +180,7 @@ class Code(StrEnum):
     )
     ERASED_IN_PRODUCTION = (
         "A406",
-        "Production was trained on rows that were erased since, and the candidate without them is rejected.",
+        "Production was trained on rows erased or corrected since, and the candidate without them is rejected.",
         "Decide: `abstain promote --accept-erasure REASON` or `--keep-tainted REASON`, or `abstain rollback`.",
     )
     NO_VERSION = (

@@ -41,7 +41,7 @@ from abstain.ingest.quarantine import (
     is_awaiting_documents,
     is_user_caused,
 )
-from abstain.ingest.report import generalize_reasons
+from abstain.ingest.report import ReplacedRow, generalize_reasons
 from abstain.knowledge.documents.reader import read_documents
 from abstain.knowledge.documents.versioning import update_chunks
 
@@ -79,7 +79,7 @@ class IngestPipeline:
         earlier_file_id: Id of a quarantine file that holds a rejected row already; empty if there is none.
         validation_results: Results of the validations.
         profiler: Profile of the new interactions.
-        replaced: Identity -> table and interaction id of each stored row that is replaced by other content.
+        replaced: By identity, the stored rows that are replaced by other content.
         completed: Number of rows that add a part to an interaction.
     """
 
@@ -121,7 +121,7 @@ class IngestPipeline:
         self.earlier_file_id = ""
         self.validation_results: list[ValidationResult] = []
         self.profiler = Profiler()
-        self.replaced: dict[bytes, tuple[str, str]] = {}
+        self.replaced: dict[bytes, ReplacedRow] = {}
         self.completed = 0
 
     # Documents
@@ -306,7 +306,8 @@ class IngestPipeline:
         self._staging.revise(resolution.revised, self._index)
         sampled = {record.content for entry in batch if entry.row.is_sampled for record in entry.records}
         self.replaced |= {
-            record.identity: (TABLES[type(record.row)], record.row.interaction_id) for record in resolution.replaced
+            record.identity: ReplacedRow(TABLES[type(record.row)], record.identity, record.row.interaction_id)
+            for record in resolution.replaced
         }
         self.completed += resolution.n_completed
         for record in checked:

@@ -16,7 +16,6 @@ Notes:
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -64,7 +63,7 @@ def ingest(
     privacy: Privacy | None = None,
     incremental: bool = False,
     quality: QualityParams | None = None,
-    replace: str | None = None,
+    replace_reason: str | None = None,
     validate: Validate = validate,
 ) -> IngestReport:
     """Ingest the rows of `sources` into the data folder, as one atomic batch.
@@ -77,7 +76,7 @@ def ingest(
         privacy: Redaction rules; None redacts nothing.
         incremental: Continue each source where the last ingest stopped.
         quality: Limits for drift against earlier batches; None skips that check.
-        replace: Why rows take the place of stored ones with other content; None makes them conflicts.
+        replace_reason: Why rows take the place of stored ones with other content; None makes them conflicts.
         validate: Validation function, replaceable in tests.
 
     Returns:
@@ -96,7 +95,7 @@ def ingest(
             privacy,
             lambda rows, existing: validate(rows, existing, params, now),
             now,
-            can_replace=replace is not None,
+            can_replace=replace_reason is not None,
         )
         readers = [source.read(store.read_source_state(source.name) if incremental else {}) for source in sources]
         documents, rows = _split_documents(readers)
@@ -120,15 +119,17 @@ def ingest(
         report = _make_report(pipeline, staging, readers, privacy, is_queue=all(map(is_review_queue, names)))
         _check_rejection_rate(report, params, names, pipeline, staging)
         row_counts = {table: count for table, count in report.contracts.items() if count}
-        if row_counts or pipeline.replaced:
+        if row_counts or report.replaced:
             batch = IngestedBatch(
                 batch=staging.batch,
                 arrived_at=now,
                 sources=names,
                 rows=row_counts,
                 profile=profile,
-                replaced=tuple(sorted({make_interaction_identity(key).hex() for _, key in pipeline.replaced.values()})),
-                reason=replace if pipeline.replaced else None,
+                replaced=tuple(
+                    sorted({make_interaction_identity(row.interaction_id).hex() for row in report.replaced})
+                ),
+                reason=replace_reason if report.replaced else None,
             )
             staging.stage_file("batches.jsonl", to_json_lines([*store.read_batches(), batch]))
         staging.publish()
@@ -181,7 +182,7 @@ def _make_report(
         newly_rejected=pipeline.newly_rejected,
         awaiting_documents=pipeline.awaiting_documents,
         weighted_reviews=0 if is_queue else pipeline.weighted_reviews,
-        replaced=dict(Counter(table for table, _ in pipeline.replaced.values())),
+        replaced=tuple(pipeline.replaced.values()),
         completed=pipeline.completed,
         resolved_pending=dict(pipeline.earlier_outcomes),
         contracts={**staging.counts, "documents": pipeline.new_documents},
