@@ -91,9 +91,9 @@ def promote_candidate(
 ) -> PromotionResult:
     """Check the candidate in `artifacts/`, promote it if it passes, and push the record in either case.
 
-    If the champion was trained on rows erased or corrected later, the candidate counts as new even with equal bytes, and
-    only has to be non-inferior. Otherwise a candidate with the same bytes as production is checked again only while its
-    guarantee could not be checked, because the hold-out may have grown.
+    If the champion was trained on rows erased or corrected later, the candidate counts as new even with equal bytes,
+    and only has to be non-inferior. Otherwise a candidate with the same bytes as production is checked again only while
+    its guarantee could not be checked, because the hold-out may have grown.
 
     Args:
         workspace: Locked workspace at the origin's head.

@@ -1,8 +1,8 @@
 """Promotion checks: may a candidate replace the champion? They fail closed and report reasons.
 
 Every check is a `PromotionCheck` with a value, a limit and one sentence; a value of nan fails. The first version has no
-champion, but must beat the base rate and the length-only baseline. A champion trained on rows erased or corrected later is
-replaced by a candidate that is non-inferior by a margin. Metrics are weighted as in the report, and answers are counted
+champion, but must beat the base rate and the length-only baseline. A champion trained on rows that were erased or
+corrected is replaced by a candidate that is non-inferior by a margin. Metrics are weighted as in the report, and answers are counted
 by their effective sample size (`metrics.effective_sample_size`). The guarantee is checked in `holdout_guarantee`, the
 comparison with the champion is in `champion_comparison`, and `degradation_checks` looks for what got worse.
 """
