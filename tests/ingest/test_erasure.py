@@ -130,3 +130,13 @@ def test_count_changed_answers_none_if_anything_else_changed(
     before = {"i-1": True, "i-2": False, "i-3": True, "i-5": True}
     first, second, *corrected = (make_interaction_identity(f"i-{n}").hex() for n in (1, 2, 5, 6))
     assert count_changed_answers(before, now, ErasedUsers(interactions=(first, second)), corrected) == expected
+
+
+def test_replace_of_an_erased_row_is_rejected_in_one_line(tmp_path: Path, data: Path) -> None:
+    erase_rows(DataStore(data), "ann", "ann", with_interactions=True)
+    before = read_all(data)
+    lines = row("i-1", answer="as Ann said"), alone(thumb("down", user="ann", comment="as Ann said"), "i-2")
+    sources = make_explicit_sources([str(write_lines(tmp_path / "late.jsonl", *lines))])
+    report = ingest(sources, data, LENIENT, NOW, replace_reason="a wrong export", validate=accept_all)
+    assert report.to_markdown().count("2 x A106 user: erasure was requested") == 1
+    assert not report.replaced and read_all(data) == before

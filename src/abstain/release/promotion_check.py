@@ -2,9 +2,10 @@
 
 Every check is a `PromotionCheck` with a value, a limit and one sentence; a value of nan fails. The first version has no
 champion, but must beat the base rate and the length-only baseline. A champion trained on rows that were erased or
-corrected is replaced by a candidate that is non-inferior by a margin. Metrics are weighted as in the report, and answers are counted
-by their effective sample size (`metrics.effective_sample_size`). The guarantee is checked in `holdout_guarantee`, the
-comparison with the champion is in `champion_comparison`, and `degradation_checks` looks for what got worse.
+corrected is replaced by a candidate that is non-inferior by a margin. Metrics are weighted as in the report, and
+answers are counted by their effective sample size (`metrics.effective_sample_size`). The guarantee is checked in
+`holdout_guarantee`, the comparison with the champion is in `champion_comparison`, and `degradation_checks` looks for
+what got worse.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class BatchResolution:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RecordComparison:
     """What a record means for the stored data.
 
     Attributes:
@@ -148,7 +148,7 @@ def resolve_duplicates(
         identity = make_interaction_identity(row.interaction_id)
         return identity in new or index.find(identity) is not None
 
-    def compare(record: Record) -> Comparison:
+    def compare(record: Record) -> RecordComparison:
         """Compare `record` with the existing row of its identity."""
         identity = record.identity
         of_batch = new.get(identity) or revised.get(identity) or next(iter(pending.get(identity, ())), None)
@@ -161,12 +161,12 @@ def resolve_duplicates(
                 continue
             is_pending = stored_index is pending_index
             if entry.content == record.content:
-                return Comparison("new" if is_pending else "none", record)
+                return RecordComparison("new" if is_pending else "none", record)
             is_replaceable = can_replace and stored_index.is_stored(entry)
             return _compare(
                 record, entry.content, stored_index.read_row(entry), is_pending=is_pending, can_replace=is_replaceable
             )
-        return Comparison("new", record)
+        return RecordComparison("new", record)
 
     decisions = tuple(decide(parsed) for parsed in batch)
     return BatchResolution(
@@ -199,16 +199,16 @@ def complete_row(row: StoredRow, existing: StoredRow) -> StoredRow | None:
 
 def _compare(
     record: Record, existing_content: bytes, existing: StoredRow, *, is_pending: bool, can_replace: bool
-) -> Comparison:
+) -> RecordComparison:
     """Compare `record` with the `existing` row of its identity; a pending one is stored only at the end."""
     if existing_content == record.content:
-        return Comparison("new" if is_pending else "none", record)
+        return RecordComparison("new" if is_pending else "none", record)
     completed = complete_row(record.row, existing)
     if completed is not None and (not can_replace or completed == record.row):
-        return Comparison("none" if completed == existing else "completed", make_record(completed))
+        return RecordComparison("none" if completed == existing else "completed", make_record(completed))
     if can_replace:
-        return Comparison("replaced", record)
-    return Comparison("none", record, (_describe_conflict(record.row, existing),))
+        return RecordComparison("replaced", record)
+    return RecordComparison("none", record, (_describe_conflict(record.row, existing),))
 
 
 def compute_document_version(source: bytes) -> str:
