@@ -156,7 +156,15 @@ def test_find_rollback_target_without_one_lists_choices(registry: Registry, want
         registry.find_rollback_target(wanted)
 
 
-def test_mark_erased_since_first_erasure() -> None:
+def test_mark_tainted_erasure_outranks_correction() -> None:
+    corrected = make_registry("v1.0.0").mark_tainted({"v1.0.0": True}, LATER, "corrected")
+    assert str(corrected.taint) == f"trained on corrected rows since {LATER:%Y-%m-%d}"
+    erased = corrected.mark_tainted({"v1.0.0": True}, LAST)
+    assert str(erased.taint) == f"trained on erased rows since {LATER:%Y-%m-%d}"
+    assert erased.mark_tainted({"v1.0.0": True}, LAST, "corrected").tainted == erased.tainted
+
+
+def test_mark_tainted_since_first_erasure() -> None:
     registry = make_registry("v1.0.0", "v1.1.0")
     assert registry.taint is None and registry.warning is None
     marked = registry.mark_tainted({"v1.0.0": True, "v1.1.0": True}, LATER).mark_tainted({"v1.1.0": True}, LAST)

@@ -19,6 +19,7 @@ from abstain.data.store.dataset import DataStore, read_rows
 from abstain.data.store.record_keys import make_interaction_identity
 from abstain.data.validation.checks import ValidatedRows
 from abstain.data.validation.runner import ValidationResult, validate
+from abstain.ingest.pipeline import ingest_pipeline
 from abstain.ingest.pipeline.run import BatchRejected, ingest
 from abstain.ingest.quarantine import Quarantine, QuarantinedRow, require_unblocked
 from abstain.ingest.report import IngestReport, count_reasons
@@ -485,7 +486,11 @@ def test_replace_batch_records_reason_and_interactions(stored: Path) -> None:
     assert len(set(names)) == len(names)
 
 
-def test_replace_two_contents_of_one_file_conflict(stored: Path) -> None:
+@pytest.mark.parametrize("block_rows", [1, 20_000])
+def test_replace_two_contents_of_one_file_conflict(
+    stored: Path, block_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingest_pipeline, "BLOCK_ROWS", block_rows)
     report = correct(stored, row(answer="Ten."), row(answer="Nine."), row("i-8"), row("i-8", answer="Ten."))
     assert (report.accepted, report.quarantined, count_replaced(report)) == (2, 2, {"interactions": 1})
     assert "Ten." in [found.answer for found in DataStore(stored).iter_rows(Interaction)]
@@ -539,7 +544,11 @@ def test_ingest_added_part_completes_the_stored_row(stored: Path, name: str, rea
     assert correct(stored, scored, reason=reason).duplicate == 1
 
 
-def test_ingest_parts_of_two_files_complete_one_row(stored: Path) -> None:
+@pytest.mark.parametrize("block_rows", [1, 20_000])
+def test_ingest_parts_of_two_files_complete_one_row(
+    stored: Path, block_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingest_pipeline, "BLOCK_ROWS", block_rows)
     names = list(PARTS)
     new = [row("i-8", **{name: PARTS[name]}) for name in (names[0], names[1])]
     report = correct(stored, *(row(**{name: PARTS[name]}) for name in names), row("i-8"), *new, row(), reason=None)
