@@ -29,8 +29,6 @@ def test_ingest_replace_corrects_rows_and_marks_versions(small_project: Project,
     part = DataStore(project.workspace / "data").list_part_files(Interaction)[-1]
     former = part.read_bytes()
 
-    assert "--replace: give a reason" in ingest("--replace", " ", first="Right.")
-    assert "name them" in project.abstain("ingest", "--replace", "why").stderr
     printed = ingest("--replace", "the export was wrong", first="Right.", second="Right.", third="New.")
     assert "| 3 | read | | 2 | accepted | | 1 | duplicate |" in printed
     assert "New: 1 interactions, 1 feedback" in printed and "- replaced: 1 interactions" in printed

@@ -512,6 +512,14 @@ def test_replace_time_must_fit_the_stored_feedback(stored: Path, days: float, co
     assert correct(stored, moved, alone(verdict(days=3)), validate=validate).quarantined == 1 - count
 
 
+def test_replace_time_must_fit_earlier_feedback_of_its_file(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ingest_pipeline, "BLOCK_ROWS", 1)
+    report = correct(
+        stored, alone(thumb(days=0.5), "i-0"), row("i-0", asked_at=later(0.7).isoformat()), validate=validate
+    )
+    assert (report.accepted, report.quarantined, report.replaced) == (1, 1, ())
+
+
 @pytest.mark.parametrize("is_accepted", [True, False])
 def test_replace_pending_thumb_if_the_new_one_passes(stored: Path, is_accepted: bool) -> None:
     def accept_up(rows: ValidatedRows, *_: Any) -> ValidationResult:

@@ -235,6 +235,10 @@ class StagedBatch:
         """Number of new rows by table."""
         return {table: self._parts[table].rows if table in self._parts else 0 for table in TABLES.values()}
 
+    def get_part_file(self, contract: type[Row]) -> Path:
+        """Return the file of this batch's part of a table; it does not exist before a row is added."""
+        return self.folder / TABLES[contract] / f"{self.batch}.jsonl"
+
     def append(self, records: Iterable[Record], index: KeyIndex) -> None:
         """Add accepted rows to this batch's parts.
 
@@ -245,7 +249,7 @@ class StagedBatch:
         for record in records:
             table = TABLES[type(record.row)]
             if table not in self._parts:
-                self._parts[table] = IndexedWriter(self.folder / table / f"{self.batch}.jsonl", table, index)
+                self._parts[table] = IndexedWriter(self.get_part_file(type(record.row)), table, index)
             self._parts[table].append(record)
         for part in self._parts.values():
             part.flush()

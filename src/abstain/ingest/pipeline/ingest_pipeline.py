@@ -325,7 +325,7 @@ class IngestPipeline:
                 self._count(entry.row, decision, outcomes)
 
     def _read_moved_feedback(self, revised: Sequence[Record]) -> list[Record]:
-        """Read the stored thumbs and reviews of interactions that get another time."""
+        """Read the thumbs and reviews, stored before or by this batch, of interactions that get another time."""
         moved_ids = {
             record.row.interaction_id
             for record in revised
@@ -333,7 +333,12 @@ class IngestPipeline:
             and self._index.get_asked_at(record.row.interaction_id) != record.row.asked_at
         }
         tables: tuple[type[Thumb | Review], ...] = (Thumb, Review) if moved_ids else ()
-        rows = (row for contract in tables for row in self._store.iter_rows(contract))
+        rows = (
+            row
+            for contract in tables
+            for part in (*self._store.list_part_files(contract), self._staging.get_part_file(contract))
+            for row in self._store.iter_part_rows(part, contract)
+        )
         return [make_record(row) for row in rows if row.interaction_id in moved_ids]
 
     def _redact_row(self, row: ParsedRow) -> ParsedRow:
