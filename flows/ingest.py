@@ -29,7 +29,9 @@ ATTEMPTS = 3
 
 @flow(validate_parameters=False)
 @coded_failures()
-def ingest(files: list[str] | None = None, mapping: str | None = None) -> IngestReport:
+def ingest(
+    files: list[str] | None = None, mapping: str | None = None, replace_reason: str | None = None
+) -> IngestReport:
     """Ingest files, or the new rows of the configured sources.
 
     A row that is already there is a duplicate, not an error. If another run pushed first, the batch is ingested again
@@ -39,6 +41,7 @@ def ingest(files: list[str] | None = None, mapping: str | None = None) -> Ingest
         files: JSON Lines, CSV, Parquet, Markdown, HTML, or folders or URLs of them; exports of another tool with
             `mapping`.
         mapping: File that explains the exports.
+        replace_reason: Why the rows of the files replace stored ones with other content; None makes them conflicts.
 
     Returns:
         The report.
@@ -52,7 +55,7 @@ def ingest(files: list[str] | None = None, mapping: str | None = None) -> Ingest
         with open_workspace() as workspace:
             sources = selected or load_sources(workspace.path / paths.SOURCES, load_settings().home)
             try:
-                return ingest_sources(workspace, sources, remember=not selected)
+                return ingest_sources(workspace, sources, remember=not selected, replace_reason=replace_reason)
             except OriginMoved:
                 if attempt + 1 == ATTEMPTS:
                     raise

@@ -16,7 +16,7 @@ def promote(new_holdout: str | None = None, accept_erasure: str | None = None) -
 
     Args:
         new_holdout: Reason for a changed hold-out.
-        accept_erasure: Recorded reason why it may be worse than a champion that was trained on erased rows.
+        accept_erasure: Recorded reason why it may be worse than a champion trained on erased or corrected rows.
 
     Returns:
         The result.

@@ -91,8 +91,16 @@ def ingest(
         str | None,
         typer.Option(metavar="MAPPING", help="the files are exports of another tool, explained by this file"),
     ] = None,
+    replace: Annotated[
+        str | None,
+        typer.Option(metavar="REASON", help="rows with a known id and other content replace the stored ones; why"),
+    ] = None,
 ) -> None:
     """Validate feedback and documents and add accepted rows, as one commit."""
+    if replace is not None and not replace.strip():
+        raise AbstainError(Code.USAGE, "--replace: give a reason, it goes on record")
+    if replace is not None and not files:
+        raise AbstainError(Code.USAGE, "--replace corrects rows of files: name them; sources.yaml only adds rows")
     from abstain.data.store.dataset import is_review_queue
     from abstain_tasks.server import server_for_run
 
@@ -105,7 +113,7 @@ def ingest(
         from abstain_flows.ingest import ingest as flow
 
     with step_progress(console):
-        report = flow([_without_secret(file) for file in files or ()] or None, mapping)
+        report = flow([_without_secret(file) for file in files or ()] or None, mapping, replace)
     console.print(report.to_markdown())
 
 
@@ -205,10 +213,11 @@ def promote(
     accept_new_holdout: NewHoldout = None,
     accept_erasure: Annotated[
         str | None,
-        typer.Option(help="production was trained on erased rows: why to replace it though the candidate is worse"),
+        typer.Option(help="trained on erased or corrected rows: why a worse candidate replaces production"),
     ] = None,
     keep_tainted: Annotated[
-        str | None, typer.Option(help="production was trained on erased rows: why it stays; judges nothing")
+        str | None,
+        typer.Option(help="trained on erased or corrected rows: why production stays; judges nothing"),
     ] = None,
 ) -> None:
     """Judge the last candidate again, for instance after `retrain --no-promote`, and promote it if it passes."""
@@ -280,7 +289,7 @@ def _keep_tainted(reason: str) -> None:
 
 
 def _describe_production(registry: Registry) -> str:
-    """Describe the version in production with its notices: without a guarantee, trained on erased rows."""
+    """Describe the version in production with its notices: without a guarantee, trained on erased or corrected rows."""
     notices = [registry.production.notice if registry.production else "", str(registry.taint or "")]
     return ", ".join([f"probe {registry.production_version}", *filter(None, notices)])
 

@@ -8,11 +8,13 @@ from datetime import UTC, datetime
 from abstain.config.params import load_params
 from abstain.config.settings import get_decision_log_url, load_settings
 from abstain.core import paths
+from abstain.core.contracts import Review, Thumb
 from abstain.core.files import write_atomically
 from abstain.data.decision_log import erasure as decision_log_erasure
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.erasure import find_user_rows
 from abstain.data.store.dataset import DataStore
+from abstain.data.store.record_keys import make_interaction_identity
 from abstain.ingest.erasure import erase_rows
 from abstain.ingest.privacy.policy import Privacy
 from abstain.ingest.privacy.pseudonyms import normalize_name
@@ -66,10 +68,16 @@ def erase_user(workspace: Workspace, user: str, *, with_interactions: bool) -> E
     removed = erase_rows(store, user, pseudonym, with_interactions=with_interactions, logged=logged)
     erased = set(store.read_erased_users().interactions)
     newly_erased = erased.difference(erased_before.interactions)
-    versions, registry = find_versions_trained_on(workspace, {user, pseudonym}, newly_erased), load_registry(file)
+
+    def is_erased(row: Thumb | Review) -> bool:
+        is_theirs = isinstance(row, Thumb) and row.user in (user, pseudonym)
+        return is_theirs or (bool(newly_erased) and make_interaction_identity(row.interaction_id).hex() in newly_erased)
+
+    tables = ("feedback", "reviews") if newly_erased else ("feedback",)
+    versions, registry = find_versions_trained_on(workspace, is_erased, tables), load_registry(file)
     to_mark = versions if any(removed.values()) else {k: v for k, v in versions.items() if k not in registry.tainted}
     if to_mark:
-        registry = registry.mark_erased(to_mark, datetime.now(UTC))
+        registry = registry.mark_tainted(to_mark, datetime.now(UTC))
         write_atomically(file, registry.to_json().encode())
     cleared = any(removed.values()) and remove_shadow(workspace)  # it may have been trained on them
     commit_data(workspace, "Erase a user", paths.REGISTRY)

@@ -74,7 +74,7 @@ def publish_ingest(report: IngestReport, workspace: Workspace, rejection: str | 
 def publish_artifacts(workspace: Workspace) -> None:
     """Publish the artifacts `leaderboard`, `thresholds`, one plot each, `evaluation` and the link to its page.
 
-    `evaluation` has a warning if production was trained on rows that were erased later.
+    `evaluation` has a warning if production was trained on rows that were erased or corrected later.
 
     Args:
         workspace: The workspace of the run.

@@ -241,8 +241,10 @@ def _write_scorer(root: Path, bundle: Path, metadata: dict[str, str]) -> Path:
 
 
 def _describe_promotion_reason(record: PromotionRecord) -> str:
-    """Describe why a version was promoted: the checks approved it, a recorded decision, or an erasure."""
-    reasons = ["erasure", record.erasure.accepted] if record.erasure else []
+    """Describe why a version was promoted: the checks approved it, a recorded decision, an erasure or a correction."""
+    reasons: list[str | None] = []
+    if record.erasure:
+        reasons += ["erasure" if record.erasure.cause == "erased" else "correction", record.erasure.accepted]
     reasons.append(record.new_holdout_reason)
     return "; ".join(filter(None, reasons)) or "approved by the promotion checks"
 

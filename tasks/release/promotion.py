@@ -91,15 +91,15 @@ def promote_candidate(
 ) -> PromotionResult:
     """Check the candidate in `artifacts/`, promote it if it passes, and push the record in either case.
 
-    If the champion was trained on rows that were erased later, the candidate counts as new even with equal bytes, and
-    only has to be non-inferior. Otherwise a candidate with the same bytes as production is checked again only while its
-    guarantee could not be checked, because the hold-out may have grown.
+    If the champion was trained on rows erased or corrected later, the candidate counts as new even with equal bytes,
+    and only has to be non-inferior. Otherwise a candidate with the same bytes as production is checked again only while
+    its guarantee could not be checked, because the hold-out may have grown.
 
     Args:
         workspace: Locked workspace at the origin's head.
         new_holdout: Reason for a changed hold-out; recorded, and valid for later candidates on the same hold-out.
         recheck: Check a rejected candidate again even if nothing has changed.
-        accept_erasure: Reason why the candidate may be worse than a champion trained on erased rows.
+        accept_erasure: Reason why the candidate may be worse than a champion trained on erased or corrected rows.
         base_commit: Commit before a run with its own parameters (tasks/runs/run_params.py). Its commits are pushed only
             with a promotion, which restores params.yaml; otherwise only the record is pushed.
 
@@ -107,7 +107,7 @@ def promote_candidate(
         Status (promoted, rejected or unchanged), the version in production, and the reasons.
 
     Raises:
-        AbstainError: A version trained on erased rows stays in production without a recorded decision.
+        AbstainError: A version trained on erased or corrected rows stays in production without a recorded decision.
     """
     registry = load_registry(workspace.path / paths.REGISTRY)
     candidate = compute_sha256(workspace.path / paths.ONNX)
@@ -137,7 +137,7 @@ def promote_candidate(
         champion=registry.production_version,
         metrics=metrics,
         limits=limits,
-        erasure=Erasure(since=taint.since.isoformat(), accepted=accept_erasure) if taint else None,
+        erasure=Erasure(since=taint.since.isoformat(), cause=taint.cause, accepted=accept_erasure) if taint else None,
         candidate_sha256=candidate,
         inputs_sha256=hash_stage_inputs(workspace.path / LOCK),
     )
@@ -243,7 +243,7 @@ def _push_record(workspace: Workspace, base_commit: str | None) -> None:
 
 
 def keep_tainted(workspace: Workspace, reason: str) -> Registry:
-    """Record why a version that was trained on erased rows stays in production.
+    """Record why a version that was trained on erased or corrected rows stays in production.
 
     Args:
         workspace: The workspace.

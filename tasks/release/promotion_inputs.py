@@ -22,7 +22,7 @@ from abstain.core.errors import AbstainError
 from abstain.core.scorer_names import BASE_RATE, LENGTH_ONLY
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.splits import compute_holdout_digest, select_reviewed, split_by_sampling
-from abstain.ingest.erasure import count_erased_answers
+from abstain.ingest.erasure import HoldoutChanges, count_changed_answers
 from abstain.learning.metrics.weighted_metrics import row_weights
 from abstain.learning.thresholds.guarantee import Guarantee
 from abstain.learning.thresholds.threshold_result import ThresholdResult
@@ -110,14 +110,14 @@ def check_candidate_in_workspace(
         forward_tokens=json.loads(candidate["scorer"])["forward_tokens"],
         decision_ms=latency["decision_ms"],
     )
-    erased: int | None = 0
+    changes: HoldoutChanges | None = HoldoutChanges()
     if (
         champion_event
         and champion_event.holdout_sha256 != holdout_sha256
         and new_holdout is None
         and not holdout_accepted
     ):
-        erased = _count_erased_from_holdout(workspace, champion_event, scores)
+        changes = _count_changes_of_holdout(workspace, champion_event, scores)
     return check_candidate(
         holdout,
         newest,
@@ -125,11 +125,12 @@ def check_candidate_in_workspace(
         params.promotion,
         params.evaluation.min_n_eff,
         champion,
-        erased is not None,
-        erased or 0,
+        changes is not None,
+        changes.erased if changes else 0,
         rule,
         budget,
         prior_coverage_loss,
+        changes.corrected if changes else 0,
     )
 
 
@@ -186,10 +187,12 @@ def _has_same_target(champion: RegistryEvent, params: Params) -> bool:
     )
 
 
-def _count_erased_from_holdout(workspace: Workspace, event: RegistryEvent, scores: pd.DataFrame) -> int | None:
-    """Count the answers of the hold-out that `event` was promoted on which are missing in that of `scores`.
+def _count_changes_of_holdout(
+    workspace: Workspace, event: RegistryEvent, scores: pd.DataFrame
+) -> HoldoutChanges | None:
+    """Count the erased and the corrected answers by which the hold-out of `scores` differs from that of `event`.
 
-    The result is None if the hold-outs differ in more than erased answers, or if the former one cannot be read.
+    The result is None if the hold-outs differ in anything else, or if the former one cannot be read.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / paths.SCORES.name
@@ -201,7 +204,9 @@ def _count_erased_from_holdout(workspace: Workspace, event: RegistryEvent, score
         promoted, current = _read_labels(pd.read_parquet(file)), _read_labels(scores)
     if compute_holdout_digest(list(promoted), list(promoted.values())) != event.holdout_sha256:
         return None
-    return count_erased_answers(promoted, current, DataStore(workspace.path / paths.DATA).read_erased_users())
+    store = DataStore(workspace.path / paths.DATA)
+    corrected = {identity for batch in store.read_batches() for identity in batch.replaced}
+    return count_changed_answers(promoted, current, store.read_erased_users(), corrected)
 
 
 def _read_labels(scores: pd.DataFrame) -> dict[str, bool]:

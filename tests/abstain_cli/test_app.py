@@ -197,7 +197,7 @@ def test_ingest_keeps_signatures_out_of_flow_parameters(monkeypatch: pytest.Monk
     """Prefect stores the parameters of a run, and shows them."""
     parameters: list[list[str] | None] = []
 
-    def ingest(files: list[str] | None, mapping: str | None) -> IngestReport:
+    def ingest(files: list[str] | None, *_: str | None) -> IngestReport:
         parameters.append(files)
         return IngestReport(read=0, accepted=0, duplicate=0, pending=0, quarantined=0, contracts={})
 
@@ -213,6 +213,15 @@ def test_ingest_keeps_signatures_out_of_flow_parameters(monkeypatch: pytest.Monk
     assert not re.search("word|secret", first)
     assert expand_variables(first, "x") == signed and get_display_name(first) == "a.jsonl"
     monkeypatch.delenv(first[2:-1])
+
+
+@pytest.mark.parametrize(
+    ("files", "reason", "remedy"), [(["a.jsonl"], " ", "give a reason"), (None, "a wrong export", "name them")]
+)
+def test_ingest_replace_needs_files_and_a_reason(files: list[str] | None, reason: str, remedy: str) -> None:
+    with pytest.raises(AbstainError, match=rf"^--replace.*{remedy}") as error:
+        cli.ingest(files, replace=reason)
+    assert error.value.code is Code.USAGE and "\n" not in str(error.value)
 
 
 def test_ingest_rejects_names_of_review_queues() -> None:

@@ -26,6 +26,7 @@ import logging, os, signal, sys
 from pathlib import Path
 import abstain_tasks.data.ingest, abstain_tasks.runs.shell, abstain_tasks.runs.workspace
 from abstain.ingest.sources.config import load_sources
+from abstain.ingest.sources.files import make_explicit_sources
 from abstain.config.settings import load_settings
 
 abstain_tasks.data.ingest.publish_ingest = lambda *a, **k: None
@@ -53,8 +54,11 @@ def moving(self, target):
 with abstain_tasks.runs.workspace.open_workspace() as workspace:
     abstain_tasks.runs.shell.run = abstain_tasks.runs.workspace.run = counted
     Path.replace = moving
-    sources = load_sources(workspace.path / "sources.yaml", load_settings().home)
-    abstain_tasks.data.ingest.ingest_sources.fn(workspace, sources, remember=True)
+    if sys.argv[2:]:
+        options = {"sources": make_explicit_sources(sys.argv[2:]), "replace_reason": "a wrong export"}
+    else:
+        options = {"sources": load_sources(workspace.path / "sources.yaml", load_settings().home), "remember": True}
+    abstain_tasks.data.ingest.ingest_sources.fn(workspace, **options)
     die_at("end")
 """
 
@@ -114,6 +118,45 @@ def test_ingest_killed_at_push_is_exactly_once(project: Project) -> None:
 @pytest.mark.soak(twin="test_ingest_killed_at_push_is_exactly_once")
 def test_ingest_killed_at_every_step_is_exactly_once(project: Project) -> None:
     ingest_with_kills(project, STEPS)
+
+
+def correct_with_kills(project: Project, folder: Path, steps: Sequence[str]) -> None:
+    """Correct a marked version's answer and thumb for each step, killed there and again."""
+    write_row(project, 0)
+    assert project.command(["python", "-c", INGEST, ""]).returncode == 0
+    file = folder / "corrected.jsonl"
+    for number, step in enumerate(steps):
+        version = f"probe@v1.{number}.0"
+        project.git("tag", "--annotate", version, "-m", "t", cwd=project.workspace)
+        project.git("push", "-q", "origin", version, cwd=project.workspace)
+        head = project.git("ls-remote", "origin", "main", cwd=project.workspace)
+        moment = {"asked_at": "2026-11-10T12:00:00Z"}
+        answer = {"question": "What?", "answer": f"No. {number}", "contexts": [], "model": "m@1"}
+        thumb = {"given_at": moment["asked_at"], "thumb": ("down", "up")[number % 2], "user": "u-1"}
+        rows = [{"interaction_id": "x-0", **moment, **answer, "thumb": thumb}]
+        rows.append({"interaction_id": f"x-new-{number}", **moment, **answer})
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        killed = project.command(["python", "-c", INGEST, step, str(file)])
+        assert killed.returncode != 0 and killed.stdout.endswith(f"killed before {step}\n"), killed.stderr
+        assert (project.git("ls-remote", "origin", "main", cwd=project.workspace) == head) == (step != "end")
+        again = project.command(["python", "-c", INGEST, "", str(file)])
+        assert again.returncode == 0, again.stdout + again.stderr
+        store = DataStore(project.workspace / "data")
+        assert [row.answer for row in store.iter_rows(Interaction) if row.interaction_id == "x-0"] == [f"No. {number}"]
+        assert [row.thumb for row in store.iter_rows(Thumb) if row.interaction_id == "x-0"] == [thumb["thumb"]]
+        registry = json.loads(project.git("show", "origin/main:registry.json", cwd=project.workspace))
+        assert list(registry["tainted"]) == [f"v1.{minor}.0" for minor in range(number + 1)], step
+    replaced = [batch.replaced for batch in store.read_batches() if batch.replaced]
+    assert len(replaced) == len(steps), "a correction was recorded twice, or never"
+
+
+def test_correction_killed_at_push_is_all_or_nothing(project: Project, tmp_path: Path) -> None:
+    correct_with_kills(project, tmp_path, ["git push"])
+
+
+@pytest.mark.soak(twin="test_correction_killed_at_push_is_all_or_nothing")
+def test_correction_killed_at_every_step_is_all_or_nothing(project: Project, tmp_path: Path) -> None:
+    correct_with_kills(project, tmp_path, STEPS)
 
 
 @pytest.mark.soak(twin="test_push_after_other_run_raises_origin_moved")

@@ -13,7 +13,7 @@ from abstain.data.store.dataset import DataStore, ErasedUsers
 from abstain.data.store.record_keys import make_interaction_identity
 from abstain.data.validation.checks import ValidatedRows
 from abstain.data.validation.runner import ValidationResult
-from abstain.ingest.erasure import count_erased_answers, erase_rows
+from abstain.ingest.erasure import HoldoutChanges, count_changed_answers, erase_rows
 from abstain.ingest.parsing import make_reason
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.quarantine import Quarantine
@@ -115,16 +115,28 @@ def test_erase_rows_keeps_the_pseudonym_only(data: Path) -> None:
 @pytest.mark.parametrize(
     ("now", "expected"),
     [
-        ({"i-1": True, "i-2": False, "i-3": True}, 0),
-        ({"i-2": False, "i-3": True}, 1),
-        ({"i-2": True, "i-3": True}, None),  # a label has changed as well
-        ({"i-1": True, "i-2": False}, None),  # i-3 was not erased
-        ({"i-2": False, "i-3": True, "i-4": True}, None),  # an answer has come
+        ({"i-1": True, "i-2": False, "i-3": True, "i-5": True}, HoldoutChanges(0, 0)),
+        ({"i-2": False, "i-3": True, "i-5": True}, HoldoutChanges(1, 0)),
+        ({"i-1": True, "i-2": False, "i-3": True, "i-5": False}, HoldoutChanges(0, 1)),
+        ({"i-2": False, "i-3": True, "i-6": True}, HoldoutChanges(1, 2)),  # one moved out of it, one into it
+        ({"i-2": True, "i-3": True, "i-5": True}, None),  # a label has changed as well
+        ({"i-1": True, "i-2": False, "i-5": True}, None),  # i-3 was not erased
+        ({"i-2": False, "i-3": True, "i-4": True, "i-5": True}, None),  # an answer has come
     ],
 )
-def test_count_erased_answers_none_if_anything_else_changed(now: dict[str, bool], expected: int | None) -> None:
-    before = {"i-1": True, "i-2": False, "i-3": True}
-    forgotten = ErasedUsers(
-        interactions=(make_interaction_identity("i-1").hex(), make_interaction_identity("i-2").hex())
-    )
-    assert count_erased_answers(before, now, forgotten) == expected
+def test_count_changed_answers_none_if_anything_else_changed(
+    now: dict[str, bool], expected: HoldoutChanges | None
+) -> None:
+    before = {"i-1": True, "i-2": False, "i-3": True, "i-5": True}
+    first, second, *corrected = (make_interaction_identity(f"i-{n}").hex() for n in (1, 2, 5, 6))
+    assert count_changed_answers(before, now, ErasedUsers(interactions=(first, second)), corrected) == expected
+
+
+def test_replace_of_an_erased_row_is_rejected_in_one_line(tmp_path: Path, data: Path) -> None:
+    erase_rows(DataStore(data), "ann", "ann", with_interactions=True)
+    before = read_all(data)
+    lines = row("i-1", answer="as Ann said"), alone(thumb("down", user="ann", comment="as Ann said"), "i-2")
+    sources = make_explicit_sources([str(write_lines(tmp_path / "late.jsonl", *lines))])
+    report = ingest(sources, data, LENIENT, NOW, replace_reason="a wrong export", validate=accept_all)
+    assert report.to_markdown().count("2 x A106 user: erasure was requested") == 1
+    assert not report.replaced and read_all(data) == before

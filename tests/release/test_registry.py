@@ -156,27 +156,35 @@ def test_find_rollback_target_without_one_lists_choices(registry: Registry, want
         registry.find_rollback_target(wanted)
 
 
-def test_mark_erased_since_first_erasure() -> None:
+def test_mark_tainted_erasure_outranks_correction() -> None:
+    corrected = make_registry("v1.0.0").mark_tainted({"v1.0.0": True}, LATER, "corrected")
+    assert str(corrected.taint) == f"trained on corrected rows since {LATER:%Y-%m-%d}"
+    erased = corrected.mark_tainted({"v1.0.0": True}, LAST)
+    assert str(erased.taint) == f"trained on erased rows since {LATER:%Y-%m-%d}"
+    assert erased.mark_tainted({"v1.0.0": True}, LAST, "corrected").tainted == erased.tainted
+
+
+def test_mark_tainted_since_first_erasure() -> None:
     registry = make_registry("v1.0.0", "v1.1.0")
     assert registry.taint is None and registry.warning is None
-    marked = registry.mark_erased({"v1.0.0": True, "v1.1.0": True}, LATER).mark_erased({"v1.1.0": True}, LAST)
+    marked = registry.mark_tainted({"v1.0.0": True, "v1.1.0": True}, LATER).mark_tainted({"v1.1.0": True}, LAST)
     assert marked.taint is not None and marked.taint.since == LATER
     assert "2026-11-20" in str(marked.taint) and "v1.1.0" in str(marked.warning)
     clean = marked.promote(make_event("v1.2.0"))
     assert clean.taint is None
     back = roll_back(clean)
     assert back.taint == marked.taint and roll_back(back).taint == marked.tainted["v1.0.0"]
-    uncertain = make_registry("v1.0.0").mark_erased({"v1.0.0": False}, LATER)
+    uncertain = make_registry("v1.0.0").mark_tainted({"v1.0.0": False}, LATER)
     assert uncertain.taint is not None and "perhaps" in str(uncertain.taint), "its data could not be read"
-    certain = uncertain.mark_erased({"v1.0.0": True}, LAST).mark_erased({"v1.0.0": False}, LAST)
+    certain = uncertain.mark_tainted({"v1.0.0": True}, LAST).mark_tainted({"v1.0.0": False}, LAST)
     assert certain.taint is not None and certain.taint.certain and certain.taint.since == LATER
 
 
 def test_keep_tainted_until_next_erasure() -> None:
-    kept = make_registry("v1.0.0").mark_erased({"v1.0.0": True}, LATER).keep_tainted("no other yet")
+    kept = make_registry("v1.0.0").mark_tainted({"v1.0.0": True}, LATER).keep_tainted("no other yet")
     assert kept.taint is not None and kept.taint.keep_reason == "no other yet" and kept.taint.since == LATER
     assert "no other yet" in str(kept.taint) and parse_registry(kept.to_json()) == kept
-    again = kept.mark_erased({"v1.0.0": True}, LAST)
+    again = kept.mark_tainted({"v1.0.0": True}, LAST)
     assert again.taint is not None and again.taint.keep_reason is None
     for untainted in (Registry(), make_registry("v1.0.0")):
         with pytest.raises(AbstainError):

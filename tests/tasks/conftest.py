@@ -20,6 +20,8 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.data.store.splits import compute_holdout_digest
 from abstain.data.store.state_table import write_table
+from abstain.ingest.pipeline.run import ingest
+from abstain.ingest.sources.files import make_explicit_sources
 from abstain.learning.thresholds.guarantee import GuaranteeEstimates
 from abstain.release.evaluation_set import CANDIDATE
 from abstain.release.registry import Registry, load_registry
@@ -30,6 +32,7 @@ from abstain_tasks.runs.shell import git
 from abstain_tasks.runs.workspace import BRANCH, Workspace
 from tests.checkout import SHIPPED
 from tests.conftest import ROOT
+from tests.factories import NOW, PARAMS, accept_all, alone, row, thumb, verdict, write_lines
 from tests.learning.estimators.builders import D, ragged, write_mean_probe
 from tests.learning.thresholds.builders import EVIDENCE, make_guarantee, make_missing_guarantee
 from tests.release.builders import make_related_set, make_set
@@ -89,7 +92,7 @@ class Plain(Workspace):
         return Registry.model_validate_json(self.git("show", f"origin/{BRANCH}:registry.json"))
 
     def taint(self, *versions: str, at: datetime = DAY) -> None:
-        registry = load_registry(self.path / paths.REGISTRY).mark_erased(dict.fromkeys(versions, True), at)
+        registry = load_registry(self.path / paths.REGISTRY).mark_tainted(dict.fromkeys(versions, True), at)
         (self.path / paths.REGISTRY).write_text(registry.to_json())
         commit(self, "Erase a user", paths.REGISTRY)
         push(self)
@@ -129,10 +132,13 @@ class Candidates:
         probe: float = 1.2,
         *,
         drop: int = 0,
+        flipped: int = 0,
         guaranteed: bool = True,
         n_self_selected: int | None = None,
     ) -> None:
         """Write a candidate of strength `probe`, without the first `drop` answers of the hold-out.
+
+        `flipped`: the first so many answers have the other label.
 
         `guaranteed`: whether the validation split guarantees something. `n_self_selected`: the first so many reviews
         are self-selected and find all that is shown incorrect, the others are sampled; None if that is unknown. A third
@@ -182,6 +188,7 @@ class Candidates:
             scores["inclusion_probability"] = np.where(scores["sampled"], 1.0, np.nan)
             wrong = ~scores["sampled"] & (scores["confidence"] >= 0.5)
             scores["correct"] = np.where(wrong, 0, scores["correct"])
+        scores.loc[: flipped - 1, "correct"] ^= 1
         scores.to_parquet(root / paths.SCORES)
         digest = compute_holdout_digest(list(scores["interaction_id"]), scores["correct"].tolist())
         holdout = make_holdout_metrics(AT_THRESHOLD, digest=digest, strength=probe, rows=len(scores))
@@ -231,3 +238,25 @@ def candidates(first_candidates: Candidates) -> Candidates:
     assert first_candidates.promote() == PromotionResult("promoted", "v1.0.0", [])
     first_candidates.judged.clear()
     return first_candidates
+
+
+@pytest.fixture
+def history(workspace: Plain, tmp_path: Path) -> Plain:
+    """Tags v1.0.0 to v1.2.0: ann's thumb came with the second, and bob's only waits for its interaction."""
+    data = workspace.path / paths.DATA
+    batches = (
+        [row("i-1", review=verdict()), row("i-2")],
+        [alone(thumb(user="u-ann"), "i-1"), alone(thumb(user="u-bob"), "i-9")],
+        [row("i-3", thumb=thumb(user="u-eve"))],
+    )
+    for minor, rows in enumerate(batches):
+        file = write_lines(tmp_path / f"{minor}.jsonl", *rows)
+        ingest(make_explicit_sources([str(file)]), data, PARAMS, NOW, validate=accept_all)
+        workspace.dvc("add", "--quiet", "data")
+        commit(workspace, "Ingest", "data.dvc")
+        workspace.git("tag", "--annotate", f"probe@v1.{minor}.0", "-m", "t")
+        workspace.keep(f"v1.{minor}.0", paths.DATA)
+    push(workspace)
+    params = workspace.path / paths.PARAMS
+    params.write_text(params.read_text().replace("pseudonymize: true", "pseudonymize: false"))
+    return workspace

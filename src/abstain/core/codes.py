@@ -55,7 +55,8 @@ class Code(StrEnum):
     FAILED_CHECK = (
         "A104",
         "A row contradicts another row, or lies outside a limit of `validation` in params.yaml.",
-        "Correct the row at its source, or change the limit and run `abstain quarantine retry ID`.",
+        "Correct the row at its source, or change the limit and run `abstain quarantine retry ID`. If the stored row "
+        "is the wrong one: `abstain ingest FILE --replace REASON`.",
     )
     BATCH_REJECTED = (
         "A105",
@@ -190,7 +191,7 @@ class Code(StrEnum):
     )
     ERASED_IN_PRODUCTION = (
         "A406",
-        "Production was trained on rows that were erased since, and the candidate without them is rejected.",
+        "Production was trained on rows erased or corrected since, and the candidate without them is rejected.",
         "Decide: `abstain promote --accept-erasure REASON` or `--keep-tainted REASON`, or `abstain rollback`.",
     )
     NO_VERSION = (

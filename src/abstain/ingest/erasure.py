@@ -13,16 +13,16 @@ Notes:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from abstain.core.codes import Code
 from abstain.core.contracts import Interaction, Review, Thumb
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
-from abstain.core.json_lines import read_lines
 from abstain.data.decision_log.erasure import UserRows
-from abstain.data.store.dataset import DataStore, ErasedUsers
+from abstain.data.store.dataset import DataStore, ErasedUsers, rewrite_lines
 from abstain.data.store.record_keys import make_interaction_identity
 from abstain.ingest.privacy.pseudonyms import normalize_name
 from abstain.ingest.quarantine import Quarantine
@@ -71,23 +71,42 @@ def erase_rows(
     return counts
 
 
-def count_erased_answers(
-    previous_labels: Mapping[str, bool], current_labels: Mapping[str, bool], erased: ErasedUsers
-) -> int | None:
-    """Count the answers that erasure removed from a hold-out.
+class HoldoutChanges(NamedTuple):
+    """How many answers of a hold-out have changed.
+
+    Attributes:
+        erased: Erased answers.
+        corrected: Answers whose label was corrected, or that a correction moved into the hold-out or out of it.
+    """
+
+    erased: int = 0
+    corrected: int = 0
+
+
+def count_changed_answers(
+    previous_labels: Mapping[str, bool],
+    current_labels: Mapping[str, bool],
+    erased: ErasedUsers,
+    corrected: Collection[str],
+) -> HoldoutChanges | None:
+    """Count the answers of a hold-out that erasures and corrections have changed.
 
     Args:
         previous_labels: Interaction id -> label, true if correct, of the hold-out before.
         current_labels: The same of the hold-out now.
         erased: Users and interactions that were erased.
+        corrected: Identities (hex) of the interactions with a corrected row.
 
     Returns:
-        The number of missing answers; None if the hold-outs differ in anything but erased answers.
+        The changes; None if the hold-outs differ in any other answer.
     """
-    missing = previous_labels.keys() - current_labels.keys()
-    remaining = {key: label for key, label in previous_labels.items() if key not in missing}
-    is_exact = remaining == dict(current_labels) and _compute_identities(missing) <= set(erased.interactions)
-    return len(missing) if is_exact else None
+    changed = {key for key, _ in previous_labels.items() ^ current_labels.items()}
+    missing_identities = _compute_identities(changed - current_labels.keys())
+    erased_identities = missing_identities.intersection(erased.interactions)
+    corrected_identities = _compute_identities(changed) - erased_identities
+    if not corrected_identities <= set(corrected):
+        return None
+    return HoldoutChanges(len(erased_identities), len(corrected_identities))
 
 
 def _compute_identities(interaction_ids: Iterable[str]) -> set[str]:
@@ -96,13 +115,11 @@ def _compute_identities(interaction_ids: Iterable[str]) -> set[str]:
 
 def _remove_rows(path: Path, names: set[str], interaction_ids: set[str]) -> int:
     """Rewrite `path` without the rows of these users and interactions; return the number of removed rows."""
-    lines = [text for _, text in read_lines(path)]
-    remaining = []
-    for line in lines:
+
+    def keep_others(line: bytes) -> bytes | None:
         row = json.loads(line)
         user = row.get("user")
-        if not (user and normalize_name(user) in names) and row["interaction_id"] not in interaction_ids:
-            remaining.append(line)
-    if len(remaining) < len(lines):
-        write_atomically(path, b"".join(text + b"\n" for text in remaining))
-    return len(lines) - len(remaining)
+        is_theirs = (user and normalize_name(user) in names) or row["interaction_id"] in interaction_ids
+        return None if is_theirs else line
+
+    return rewrite_lines(path, path, keep_others)

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from abstain.core.markdown import bullet_list, document, heading, key_metrics_table, list_section, paragraph
 from abstain.core.reasons import Reason
@@ -14,6 +15,20 @@ from abstain.data.validation.runner import ValidationResult
 # Quoted values and numbers in a message distinguish rows, not reasons;
 # the hint of a misspelt field, and an example of how to write it, stay.
 _VALUES = re.compile(r"(as in \S+)|(?<!mean )'[^']*'|(?<![\w.])-?\d[\d,.]*(?:e[+-]?\d+)?")
+
+
+class ReplacedRow(NamedTuple):
+    """A stored row that got other content.
+
+    Attributes:
+        table: Its table.
+        identity: Its identity.
+        interaction_id: The interaction that it is or belongs to.
+    """
+
+    table: str
+    identity: bytes
+    interaction_id: str
 
 
 @dataclass(frozen=True)
@@ -30,6 +45,8 @@ class IngestReport:
         newly_rejected: Quarantined rows that were not reported before.
         awaiting_documents: Rows among `pending` that await documents.
         weighted_reviews: Reviews with an inclusion probability of their source.
+        replaced: The stored rows that got other content.
+        completed: Accepted rows that added a part to a stored interaction.
         resolved_pending: Outcome -> number of earlier pending rows whose interaction or documents came now.
         reasons: Reason -> number of rejected rows.
         quarantine: File of the newly quarantined rows, relative to the data folder.
@@ -38,6 +55,7 @@ class IngestReport:
         ignored: Files of no known kind.
         source_notes: Notes of the sources themselves.
         validation: Result of the validation; None if there was nothing to validate.
+        effects: What the replaced rows touch: labels, hold-out answers, versions.
 
     Raises:
         RuntimeError: The counts do not add up: a row would have been lost.
@@ -52,6 +70,8 @@ class IngestReport:
     newly_rejected: int = 0
     awaiting_documents: int = 0
     weighted_reviews: int = 0
+    replaced: tuple[ReplacedRow, ...] = ()
+    completed: int = 0
     resolved_pending: Mapping[str, int] = field(default_factory=dict)
     reasons: Mapping[str, int] = field(default_factory=dict)
     quarantine: str | None = None
@@ -60,6 +80,7 @@ class IngestReport:
     ignored: tuple[str, ...] = ()
     source_notes: tuple[str, ...] = ()
     validation: ValidationResult | None = None
+    effects: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.read != self.accepted + self.duplicate + self.pending + self.quarantined:
@@ -94,6 +115,10 @@ class IngestReport:
             where = f" in {self.quarantine}" if self.quarantine else ", all of them known"
             reasons = bullet_list(f"{count:,} x {reason}" for reason, count in self.reasons.items())
             blocks += [heading(2, "Why rows were rejected"), paragraph(f"Quarantined{where}:"), reasons]
+        if self.replaced:
+            tables = Counter(row.table for row in self.replaced).items()
+            replaced = ", ".join(f"{count:,} {table}" for table, count in tables)
+            blocks += [heading(2, "What was corrected"), bullet_list([f"replaced: {replaced}", *self.effects])]
         warnings = self.validation.format_warnings() if self.validation else []
         return [*blocks, *list_section("Warnings", warnings), *list_section("Notes", self._make_notes())]
 
@@ -111,6 +136,8 @@ class IngestReport:
                 f"{self.awaiting_documents:,} answers await the documents of their chunks: ingest these, named by "
                 "`abstain quarantine list --rows`"
             )
+        if self.completed:
+            notes.append(f"{self.completed:,} rows added contexts, writer_scores or token_log_probs to known answers")
         if self.resolved_pending:
             outcomes = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(self.resolved_pending.items()))
             notes.append(f"earlier rows that were pending: {outcomes}")

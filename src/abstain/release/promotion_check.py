@@ -1,10 +1,11 @@
 """Promotion checks: may a candidate replace the champion? They fail closed and report reasons.
 
 Every check is a `PromotionCheck` with a value, a limit and one sentence; a value of nan fails. The first version has no
-champion, but must beat the base rate and the length-only baseline. A champion that was trained on rows erased later is
-replaced by a candidate that is non-inferior by a margin. Metrics are weighted as in the report, and answers are counted
-by their effective sample size (`metrics.effective_sample_size`). The guarantee is checked in `holdout_guarantee`, the
-comparison with the champion is in `champion_comparison`, and `degradation_checks` looks for what got worse.
+champion, but must beat the base rate and the length-only baseline. A champion trained on rows that were erased or
+corrected is replaced by a candidate that is non-inferior by a margin. Metrics are weighted as in the report, and
+answers are counted by their effective sample size (`metrics.effective_sample_size`). The guarantee is checked in
+`holdout_guarantee`, the comparison with the champion is in `champion_comparison`, and `degradation_checks` looks for
+what got worse.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ ComparisonRule = Literal["superior", "non_inferior", "accepted"]
 """The required result of the comparison with the champion.
 
 * `superior`: the normal rule.
-* `non_inferior`: by a margin, if the champion was trained on rows that were erased later.
+* `non_inferior`: by a margin, if the champion was trained on rows that were erased or corrected later.
 * `accepted`: in addition, a user accepts a worse candidate, so that the comparison is reported but not judged.
 """
 
@@ -56,11 +57,13 @@ class PromotionDecision:
         checks: All checks.
         additional_reviews: About how many more reviews a guarantee needs; None with a guarantee, or if unknown.
         champion_comparison: Further metrics of candidate and champion, which are not judged.
+        corrected: Number of hold-out answers that were corrected since the champion's promotion.
     """
 
     checks: tuple[PromotionCheck, ...] = field(default=())
     additional_reviews: int | None = None
     champion_comparison: tuple[MetricComparison, ...] = ()
+    corrected: int = 0
 
     @property
     def is_approved(self) -> bool:
@@ -70,8 +73,15 @@ class PromotionDecision:
 
     @property
     def used_comparison(self) -> bool:
-        """Whether the candidate was compared with a champion on the hold-out, which spends a comparison."""
-        return any(check.name.startswith(BETTER_THAN_PREFIX) and check.passed is not None for check in self.checks)
+        """Whether the candidate was compared with a champion on the hold-out, which spends a comparison.
+
+        On a corrected hold-out every comparison counts, also of a candidate that only has to be non-inferior.
+        """
+        return any(
+            check.passed is not None
+            and (check.name.startswith(BETTER_THAN_PREFIX) or (check.code is Code.NEW_HOLDOUT and self.corrected))
+            for check in self.checks
+        )
 
     @property
     def has_guarantee(self) -> bool:
@@ -158,6 +168,7 @@ def check_candidate(
     rule: ComparisonRule = "superior",
     budget: ComparisonBudget = EMPTY_BUDGET,
     prior_coverage_loss: float = 0.0,
+    corrected: int = 0,
 ) -> PromotionDecision:
     """Run all promotion checks on the frozen hold-out and on the newest split.
 
@@ -168,12 +179,13 @@ def check_candidate(
         params: Limits and error levels (`promotion` in params.yaml).
         min_n_eff: Smallest effective sample size for which a slice, the newest split or a guarantee is judged.
         champion: Name of the champion's column; None for a first version.
-        same_holdout: Whether the champion was promoted on this hold-out, except for erased answers, or the change was
-            accepted on record.
+        same_holdout: Whether the champion was promoted on this hold-out, except for erased and corrected answers, or
+            the change was accepted on record.
         erased: Number of answers erased from the hold-out since then.
         rule: Required result of the comparison.
         budget: Comparisons already made on this hold-out.
         prior_coverage_loss: Coverage lost by earlier promotions, as a share of all answers.
+        corrected: Number of answers of the hold-out corrected since then.
 
     Returns:
         The decision with every check. Without a guarantee only the guarantee rule, ONNX difference and latency are
@@ -221,7 +233,7 @@ def check_candidate(
                 _mark_accepted(check) if check.name in degradation_checks.CHAMPION_CHECKS else check
                 for check in champion_checks
             ]
-        checks += [_check_same_holdout(same_holdout, erased), comparison_check, *champion_checks]
+        checks += [_check_same_holdout(same_holdout, erased, corrected), comparison_check, *champion_checks]
     if candidate.missing_guarantee is not None:
         guarantee = candidate.missing_guarantee.to_check(candidate.allow_missing_guarantee, min_n_eff)
         checks = [*(replace(check, passed=None) for check in checks), guarantee]
@@ -237,7 +249,7 @@ def check_candidate(
     ]
     additional_reviews = candidate.missing_guarantee.additional_reviews if candidate.missing_guarantee else None
     comparison = compare_metrics(holdout, champion) if champion is not None else []
-    return PromotionDecision(tuple(checks), additional_reviews, tuple(comparison))
+    return PromotionDecision(tuple(checks), additional_reviews, tuple(comparison), corrected)
 
 
 def _check_latency(candidate: CandidateMeasurements, params: PromotionParams) -> PromotionCheck:
@@ -251,11 +263,13 @@ def _check_latency(candidate: CandidateMeasurements, params: PromotionParams) ->
     return replace(check, message=f"{check.message}; {usage}")
 
 
-def _check_same_holdout(is_same: bool, erased: int) -> PromotionCheck:
+def _check_same_holdout(is_same: bool, erased: int, corrected: int) -> PromotionCheck:
     if is_same:
-        message = (
-            f"as the champion's, without {erased} of its answers, which were erased" if erased else "as the champion's"
-        )
+        message = "as the champion's"
+        if erased:
+            message += f", without {erased} of its answers, which were erased"
+        if corrected:
+            message += f"; {corrected} answers were corrected, so this counts as a new comparison"
     else:
         message = "differs from the champion's: if intended, run abstain promote --accept-new-holdout REASON"
     return PromotionCheck(Code.NEW_HOLDOUT, "same hold-out", is_same, float(is_same), 1.0, message)

@@ -11,6 +11,7 @@ from abstain.core.result_record import ResultRecord
 from abstain.learning.thresholds.guarantee import Guarantee
 from abstain.release.evaluation_set import PromotionCheck
 from abstain.release.metric_comparison import MetricComparison
+from abstain.release.registry import Cause
 from abstain.release.shadow import ShadowOutcome
 
 
@@ -32,6 +33,7 @@ class Erasure(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     since: str
+    cause: Cause = "erased"
     accepted: str | None = None
 
 
@@ -42,7 +44,7 @@ class DecisionInputs(BaseModel):
         champion: Version in production; None if there is none.
         metrics: Metrics of the candidate.
         limits: Parameters of the promotion checks, the evaluation and the threshold.
-        erasure: Set if the champion was trained on rows that were erased later.
+        erasure: Set if the champion was trained on rows that were erased or corrected later.
         candidate_sha256: sha256 (hex) of the candidate's ONNX file.
         inputs_sha256: Digest of data, parameters and code; None if unknown.
     """

@@ -1,7 +1,7 @@
 """The model registry `registry.json`: the version in production, in one tracked file.
 
 Versions are immutable git tags (`probe@v1.2.0`, GTO's format). This file holds the pointer, its history, the blocked
-versions, and the versions that were trained on rows erased later. Functions here are pure. The compare-and-swap, a
+versions, and the versions trained on rows erased or corrected later. Functions here are pure. The compare-and-swap, a
 fast-forward push of the commit with the new file, is in `tasks/`.
 """
 
@@ -67,11 +67,15 @@ class RegistryEvent(BaseModel):
         return "" if self.has_guarantee else describe_missing_guarantee(self.guarantee.additional_reviews)
 
 
+Cause = Literal["erased", "corrected"]
+
+
 class Taint(BaseModel):
-    """Marks a version that was trained on rows erased later.
+    """Marks a version that was trained on rows erased or corrected later.
 
     Attributes:
-        since: Time of the first erasure.
+        since: Time of the first erasure or correction.
+        cause: What happened to the rows; an erasure outranks a correction.
         certain: False if the version's data cannot be read any more, so that it is unknown.
         keep_reason: Recorded reason to leave the version in production; None without such a decision.
     """
@@ -79,11 +83,12 @@ class Taint(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     since: datetime
+    cause: Cause = "erased"
     certain: bool = True
     keep_reason: str | None = None
 
     def __str__(self) -> str:
-        text = f"trained on erased rows since {self.since:%Y-%m-%d}"
+        text = f"trained on {self.cause} rows since {self.since:%Y-%m-%d}"
         if not self.certain:
             text = f"perhaps {text}: its data cannot be read any more"
         return f"{text}; kept on purpose: {self.keep_reason}" if self.keep_reason else text
@@ -133,11 +138,11 @@ class Registry(BaseModel):
             The taint.
 
         Raises:
-            AbstainError: Nothing is in production, or it was not trained on erased rows.
+            AbstainError: Nothing is in production, or it was not trained on erased or corrected rows.
         """
         if self.taint is None:
             state = (
-                f"probe {self.production_version} was not trained on erased rows"
+                f"probe {self.production_version} was not trained on erased or corrected rows"
                 if self.production
                 else "nothing is in production"
             )
@@ -238,22 +243,27 @@ class Registry(BaseModel):
         blocked = {**self.blocked, self.production.version: event.reason}
         return self.model_copy(update={"history": (*self.history, event), "blocked": blocked})
 
-    def mark_erased(self, versions: Mapping[str, bool], erased_at: datetime) -> Registry:
-        """Return the registry after an erasure of rows.
+    def mark_tainted(self, versions: Mapping[str, bool], tainted_at: datetime, cause: Cause = "erased") -> Registry:
+        """Return the registry after an erasure or a correction of rows.
 
-        A tainted version keeps its earliest date. A decision to keep it covered only earlier erasures, so it ends.
+        A tainted version keeps its earliest date. A decision to keep it covered only what was before, so it ends.
 
         Args:
             versions: Version trained on the rows -> whether that is certain.
-            erased_at: Time of the erasure.
+            tainted_at: Time of the erasure or correction.
+            cause: Which of the two.
 
         Returns:
             The new registry.
         """
         tainted = dict(self.tainted)
         for version, certain in versions.items():
-            earlier = tainted.get(version, Taint(since=erased_at, certain=certain))
-            tainted[version] = Taint(since=earlier.since, certain=certain or earlier.certain)
+            earlier = tainted.get(version, Taint(since=tainted_at, cause=cause, certain=certain))
+            tainted[version] = Taint(
+                since=earlier.since,
+                cause="erased" if "erased" in (cause, earlier.cause) else "corrected",
+                certain=certain or earlier.certain,
+            )
         return self.model_copy(update={"tainted": tainted})
 
     def keep_tainted(self, reason: str) -> Registry:

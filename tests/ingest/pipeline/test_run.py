@@ -1,4 +1,5 @@
 import json
+from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,8 +16,10 @@ from abstain.core.errors import AbstainError
 from abstain.core.json_lines import read_lines
 from abstain.core.reasons import Reason
 from abstain.data.store.dataset import DataStore, read_rows
+from abstain.data.store.record_keys import make_interaction_identity
 from abstain.data.validation.checks import ValidatedRows
 from abstain.data.validation.runner import ValidationResult, validate
+from abstain.ingest.pipeline import ingest_pipeline
 from abstain.ingest.pipeline.run import BatchRejected, ingest
 from abstain.ingest.quarantine import Quarantine, QuarantinedRow, require_unblocked
 from abstain.ingest.report import IngestReport, count_reasons
@@ -100,11 +103,11 @@ def test_ingest_same_row_is_duplicate_other_content_conflicts(tmp_path: Path) ->
     scored = row(writer_scores={"judge": 7}, token_log_probs=[-0.5, -1], display="shown", propensity=0.9)
     replies = [row(thumb=thumb(value, user="u"), review=verdict(value == "up")) for value in ("up", "down")]
     strangers = [row("i-2", thumb=thumb(value)) for value in ("up", "down")]
-    conflicting = [row(answer="Ten euros."), scored, *replies, *strangers]
+    conflicting = [row(answer="Ten euros."), row(display="shown", propensity=0.9), *replies, *strangers]
     file = write_lines(tmp_path / "a.jsonl", row(), row(), *conflicting, scored | {"interaction_id": "i-3"})
     report = take(tmp_path / "data", file)
     assert (report.accepted, report.duplicate, report.quarantined) == (5, 1, 3)
-    added = "writer_scores, token_log_probs, display, propensity"
+    added = "display, propensity"
     fields = [("interaction_id", "answer"), ("interaction_id", added), ("thumb", "thumb"), ("review", "correct")]
     assert read_conflicts(tmp_path / "data", report) == fields
     known, _, kept = DataStore(tmp_path / "data").iter_rows(Interaction)
@@ -450,3 +453,136 @@ def test_ingest_any_lines_add_up_and_twice_is_once(lines: list[bytes], bad: str)
         second = take(folder / "data", file, validate=validate)
         assert (second.accepted, second.pending, second.quarantined) == (0, 0, first.quarantined)
         assert bytes_of(folder / "data") == before
+
+
+def correct(data: Path, *lines: Any, reason: str | None = "a wrong export", validate: Any = accept_all) -> IngestReport:
+    sources = make_explicit_sources([str(write_lines(data.parent / "corrected.jsonl", *lines))])
+    return ingest(sources, data, LENIENT, NOW, replace_reason=reason, validate=validate)
+
+
+def count_replaced(report: IngestReport) -> dict[str, int]:
+    return dict(Counter(replaced.table for replaced in report.replaced))
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    data = tmp_path / "data"
+    take(data, write_lines(tmp_path / "1.jsonl", row("i-0"), row(thumb=thumb(user="ann"), review=verdict())))
+    take(data, write_lines(tmp_path / "2.jsonl", row("i-2"), alone(thumb(user="ann"), "i-9")))
+    return data
+
+
+def test_replace_rows_take_the_place_of_stored_ones(stored: Path) -> None:
+    names = set(bytes_of(stored))
+    lines = [row(answer="Ten.", review=verdict(False)), alone(thumb("down", user="ann")), row("i-2"), row("i-3")]
+    report = correct(stored, *lines, validate=validate)
+    assert (report.accepted, report.duplicate, report.quarantined) == (3, 1, 0)
+    assert (count_replaced(report), report.contracts["interactions"]) == (
+        {"interactions": 1, "reviews": 1, "feedback": 1},
+        1,
+    )
+    store = DataStore(stored)
+    answers = [(found.interaction_id, found.answer) for found in store.iter_rows(Interaction)]
+    assert answers == [("i-0", "None."), ("i-1", "Ten."), ("i-2", "None."), ("i-3", "None.")], "each in its place"
+    assert [found.thumb for found in store.iter_rows(Thumb)] == ["down"]
+    assert [found.correct for found in store.iter_rows(Review)] == [False]
+    assert set(bytes_of(stored)) - names == {"interactions/000003.jsonl"}
+    assert correct(stored, *lines).duplicate == 4, "again it changes nothing"
+
+
+def test_replace_batch_records_reason_and_interactions(stored: Path) -> None:
+    correct(stored, row("i-0"), row("i-4"))
+    assert not DataStore(stored).read_batches()[-1].replaced
+    correct(stored, row(answer="Ten."), alone(verdict(False)))
+    batch = DataStore(stored).read_batches()[-1]
+    assert (batch.reason, batch.replaced) == ("a wrong export", (make_interaction_identity("i-1").hex(),))
+    take(stored, write_lines(stored.parent / "5.jsonl", row("i-5")))
+    names = [found.batch for found in DataStore(stored).read_batches()]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("block_rows", [1, 20_000])
+def test_replace_two_contents_of_one_file_conflict(
+    stored: Path, block_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingest_pipeline, "BLOCK_ROWS", block_rows)
+    report = correct(stored, row(answer="Ten."), row(answer="Nine."), row("i-8"), row("i-8", answer="Ten."))
+    assert (report.accepted, report.quarantined, count_replaced(report)) == (2, 2, {"interactions": 1})
+    assert "Ten." in [found.answer for found in DataStore(stored).iter_rows(Interaction)]
+
+
+def test_replace_row_that_fails_leaves_the_stored_one(stored: Path) -> None:
+    before = bytes_of(stored)
+    report = correct(stored, row(answer="Ten."), validate=refuse_keys("interactions/i-1"))
+    assert (report.quarantined, count_replaced(report)) == (1, {})
+    assert {name: text for name, text in bytes_of(stored).items() if "quarantine" not in name} == before
+
+
+@pytest.mark.parametrize(("days", "count"), [(-1, 1), (1.5, 0)])
+def test_replace_time_must_fit_the_stored_feedback(stored: Path, days: float, count: int) -> None:
+    moved = row(asked_at=later(days).isoformat())
+    report = correct(stored, moved, validate=validate)
+    assert (report.accepted, report.quarantined) == (count, 1 - count)
+    assert "its stored feedback would fail: given_at: before" in report.to_markdown() or count
+    assert correct(stored, moved, alone(verdict(days=3)), validate=validate).quarantined == 1 - count
+
+
+def test_replace_time_must_fit_earlier_feedback_of_its_file(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ingest_pipeline, "BLOCK_ROWS", 1)
+    report = correct(
+        stored, alone(thumb(days=0.5), "i-0"), row("i-0", asked_at=later(0.7).isoformat()), validate=validate
+    )
+    assert (report.accepted, report.quarantined, report.replaced) == (1, 1, ())
+
+
+@pytest.mark.parametrize("is_accepted", [True, False])
+def test_replace_pending_thumb_if_the_new_one_passes(stored: Path, is_accepted: bool) -> None:
+    def accept_up(rows: ValidatedRows, *_: Any) -> ValidationResult:
+        down = [record.key for record in rows.feedback if getattr(record.row, "thumb", "") == "down"]
+        return ValidationResult(rows={}, reasons=dict.fromkeys(down, (NOT_LIKED,)))
+
+    lines = alone(thumb("down", user="ann"), "i-9"), row("i-9")
+    report = correct(stored, *lines, validate=accept_all if is_accepted else accept_up)
+    thumbs = [found.thumb for found in DataStore(stored).iter_rows(Thumb) if found.interaction_id == "i-9"]
+    assert (thumbs, count_replaced(report)) == ((["down"], {"feedback": 1}) if is_accepted else (["up"], {}))
+    assert not DataStore(stored).list_pending_files()
+
+
+def test_replace_makes_rejected_conflict_leave_quarantine(stored: Path) -> None:
+    assert correct(stored, row(answer="Ten."), reason=None).quarantined == 1
+    assert correct(stored, row(answer="Ten.")).replaced and not Quarantine(stored).list_paths()
+
+
+PARTS = {"contexts": [{"chunk_id": "fees#0", "text": "t"}], "writer_scores": {"judge": 7}, "token_log_probs": [-0.5]}
+
+
+@pytest.mark.parametrize("reason", [None, "scored again"])
+@pytest.mark.parametrize("name", PARTS)
+def test_ingest_added_part_completes_the_stored_row(stored: Path, name: str, reason: str | None) -> None:
+    scored = row(**{name: PARTS[name]})
+    report = correct(stored, scored, reason=reason)
+    assert (report.accepted, report.completed, report.replaced) == (1, 1, ())
+    _, completed, _ = DataStore(stored).iter_rows(Interaction)
+    assert json.loads(completed.to_json_line())[name] == PARTS[name]
+    assert correct(stored, scored, reason=reason).duplicate == 1
+
+
+@pytest.mark.parametrize("block_rows", [1, 20_000])
+def test_ingest_parts_of_two_files_complete_one_row(
+    stored: Path, block_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingest_pipeline, "BLOCK_ROWS", block_rows)
+    names = list(PARTS)
+    new = [row("i-8", **{name: PARTS[name]}) for name in (names[0], names[1])]
+    report = correct(stored, *(row(**{name: PARTS[name]}) for name in names), row("i-8"), *new, row(), reason=None)
+    assert (report.accepted, report.completed, report.duplicate) == (6, 5, 1)
+    _, known, _, added = DataStore(stored).iter_rows(Interaction)
+    assert (known.writer_scores, known.token_log_probs, len(known.contexts)) == ({"judge": 7.0}, (-0.5,), 1)
+    assert (added.writer_scores, len(added.contexts)) == ({"judge": 7.0}, 1)
+
+
+def test_ingest_other_part_than_the_stored_one_conflicts(stored: Path) -> None:
+    correct(stored, row(**PARTS), reason=None)
+    report = correct(stored, row(**PARTS | {"token_log_probs": [-9]}), row(answer="x", **PARTS), reason=None)
+    assert read_conflicts(stored, report) == [("interaction_id", "token_log_probs"), ("interaction_id", "answer")]
+    assert count_replaced(correct(stored, row())) == {"interactions": 1}, "without the parts it replaces"

@@ -19,8 +19,6 @@ from abstain.core.files import write_json
 from abstain.data.decision_log import queries
 from abstain.data.store.dataset import DataStore, ErasedUsers
 from abstain.data.store.record_keys import make_interaction_identity
-from abstain.ingest.pipeline.run import ingest
-from abstain.ingest.sources.files import make_explicit_sources
 from abstain.release.registry import Registry
 from abstain.reports.page import render_html
 from abstain.review.workbook import ID_COLUMN
@@ -38,16 +36,8 @@ from abstain_tasks.server import reports
 from tests.conftest import Project
 from tests.data.decision_log.builders import decision, open_log
 from tests.factories import (
-    NOW,
-    PARAMS,
-    accept_all,
-    alone,
     feedback,
     interaction,
-    row,
-    thumb,
-    verdict,
-    write_lines,
 )
 from tests.review.builders import write_file
 from tests.tasks.conftest import DAY, Candidates, Plain, read_approval
@@ -247,28 +237,6 @@ def test_publish_artifacts_names_tainted_production(
     publish.publish_artifacts.fn(workspace)
     assert mark in published["evaluation"] and "# Report" in published["evaluation"]
     assert mark in published["evaluation-page"] and "All is well" in published["evaluation-page"]
-
-
-@pytest.fixture
-def history(workspace: Plain, tmp_path: Path) -> Plain:
-    """Tags v1.0.0 to v1.2.0: ann's thumb came with the second, and bob's only waits for its interaction."""
-    data = workspace.path / paths.DATA
-    batches = (
-        [row("i-1", review=verdict()), row("i-2")],
-        [alone(thumb(user="u-ann"), "i-1"), alone(thumb(user="u-bob"), "i-9")],
-        [row("i-3", thumb=thumb(user="u-eve"))],
-    )
-    for minor, rows in enumerate(batches):
-        file = write_lines(tmp_path / f"{minor}.jsonl", *rows)
-        ingest(make_explicit_sources([str(file)]), data, PARAMS, NOW, validate=accept_all)
-        workspace.dvc("add", "--quiet", "data")
-        commit(workspace, "Ingest", "data.dvc")
-        workspace.git("tag", "--annotate", f"probe@v1.{minor}.0", "-m", "t")
-        workspace.keep(f"v1.{minor}.0", paths.DATA)
-    push(workspace)
-    params = workspace.path / paths.PARAMS
-    params.write_text(params.read_text().replace("pseudonymize: true", "pseudonymize: false"))
-    return workspace
 
 
 @pytest.mark.heavy

@@ -60,13 +60,16 @@ DATA_CARD_COLUMNS = (
 )
 
 
-def read_training_table(store: DataStore, labels: LabelParams, split: SplitParams) -> tuple[pd.DataFrame, DataCard]:
+def read_training_table(
+    store: DataStore, labels: LabelParams, split: SplitParams, *, needs_splits: bool = True
+) -> tuple[pd.DataFrame, DataCard]:
     """Build the training table from everything in a store.
 
     Args:
         store: The data folder.
         labels: `labels` of params.yaml.
         split: `split` of params.yaml.
+        needs_splits: Whether each required split must have correct and incorrect answers.
 
     Returns:
         The table and its data card, see `build_training_table`.
@@ -76,7 +79,7 @@ def read_training_table(store: DataStore, labels: LabelParams, split: SplitParam
     """
     frames = read_frames(store)
     interactions = frames.interactions.join(_derive_text_columns(store, labels), on="interaction_id")
-    return build_training_table(interactions, frames.thumbs, frames.reviews, labels, split)
+    return build_training_table(interactions, frames.thumbs, frames.reviews, labels, split, needs_splits=needs_splits)
 
 
 def find_uncounted_reviews(
@@ -132,7 +135,13 @@ def _derive_text_columns(store: DataStore, labels: LabelParams) -> pd.DataFrame:
 
 
 def build_training_table(
-    interactions: pd.DataFrame, thumbs: pd.DataFrame, reviews: pd.DataFrame, labels: LabelParams, split: SplitParams
+    interactions: pd.DataFrame,
+    thumbs: pd.DataFrame,
+    reviews: pd.DataFrame,
+    labels: LabelParams,
+    split: SplitParams,
+    *,
+    needs_splits: bool = True,
 ) -> tuple[pd.DataFrame, DataCard]:
     """Build the training table and its data card.
 
@@ -145,6 +154,7 @@ def build_training_table(
             nan), batch.
         labels: `labels` of params.yaml.
         split: `split` of params.yaml.
+        needs_splits: Whether each required split must have correct and incorrect answers.
 
     Returns:
         The table, with `COLUMNS`, and the data card. `correct` is 0 or 1, `source` review or thumb. The
@@ -204,7 +214,8 @@ def build_training_table(
         answers.index, fill_value=False
     )
     table = answers.loc[is_labelled, list(COLUMNS)].reset_index(drop=True)
-    check_splits(table, split.by)
+    if needs_splits:
+        check_splits(table, split.by)
     card_answers = answers[list(DATA_CARD_COLUMNS)].assign(
         balance=balance, thumbs=np.bincount(countable_thumbs["row"], minlength=len(ordered))
     )

@@ -3,7 +3,7 @@
     data/documents/<doc_id>.md, .html      current sources, as they arrived
     data/documents.jsonl                   every version of every document that was ever accepted
     data/chunks.jsonl                      their chunks; those of removed text stay as tombstones
-    data/interactions/000001.jsonl ...     one immutable part a batch; feedback/ and reviews/ likewise
+    data/interactions/000001.jsonl ...     one part a batch; feedback/ and reviews/ likewise
     data/batches.jsonl                     rows, sources and time of each batch
     data/pending/feedback.jsonl, reviews.jsonl   pending thumbs and reviews, whose interaction is not known yet
     data/sources/<name>.json               the state of each configured source
@@ -12,7 +12,8 @@
 
 Notes:
 
-* A batch adds parts and rewrites none: DVC stores only new parts, and no table has to fit into memory.
+* A batch adds parts: DVC stores only new parts, and no table has to fit into memory. It rewrites only the parts that
+  hold rows which it replaces or completes, each row in its place, because the order of arrival decides about splits.
 * A source's state is stored with its rows, so both become visible in one commit or not at all: that makes ingest
   exactly-once.
 * A batch is written into its own folder and moved in at the end, files in the order of their references. So after a
@@ -25,20 +26,24 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from operator import not_
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar
+
+from pydantic import Field
 
 from abstain.core.codes import Code
 from abstain.core.contracts import Chunk, Interaction, Row, Text
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
-from abstain.core.json_lines import parse_lines
+from abstain.core.json_lines import parse_lines, read_lines
 from abstain.core.timestamps import Timestamp
 from abstain.data.store.key_index import IndexedWriter, KeyIndex
 from abstain.data.store.profile import Profile
-from abstain.data.store.record_keys import TABLES, Record
+from abstain.data.store.record_keys import TABLES, Record, parse_key
 
 R = TypeVar("R", bound=Row)
 
@@ -80,13 +85,18 @@ class DocumentVersion(Row):
 
 
 class IngestedBatch(Row):
-    """The accepted rows of one ingest: their number by table, and the profile of its interactions."""
+    """The accepted rows of one ingest: their number by table, and the profile of its interactions.
+
+    `replaced` has the interactions (identities, hex) of whose stored rows one got other content, and `reason` says why.
+    """
 
     batch: Text
     arrived_at: Timestamp
     sources: tuple[str, ...]
     rows: dict[str, int]
     profile: Profile = Profile()
+    replaced: tuple[str, ...] = Field((), exclude_if=not_)
+    reason: Text | None = Field(None, exclude_if=not_)
 
 
 class ErasedUsers(Row):
@@ -202,8 +212,11 @@ class StagedBatch:
     def __init__(self, store: DataStore) -> None:
         self._store = store
         numbers = [int(part.stem) for contract in TABLES for part in store.list_part_files(contract)]
+        numbers += [int(batch.batch) for batch in store.read_batches()]  # one that only replaces rows has no part
         self.batch = f"{max(numbers, default=0) + 1:06d}"
         self._parts: dict[str, IndexedWriter] = {}
+        self._revisions: dict[str, IndexedWriter] = {}
+        self._revised_parts: set[tuple[str, Path]] = set()
         self._deletions: list[Path] = []
 
     def __enter__(self) -> StagedBatch:
@@ -222,6 +235,10 @@ class StagedBatch:
         """Number of new rows by table."""
         return {table: self._parts[table].rows if table in self._parts else 0 for table in TABLES.values()}
 
+    def get_part_file(self, contract: type[Row]) -> Path:
+        """Return the file of this batch's part of a table; it does not exist before a row is added."""
+        return self.folder / TABLES[contract] / f"{self.batch}.jsonl"
+
     def append(self, records: Iterable[Record], index: KeyIndex) -> None:
         """Add accepted rows to this batch's parts.
 
@@ -232,10 +249,39 @@ class StagedBatch:
         for record in records:
             table = TABLES[type(record.row)]
             if table not in self._parts:
-                self._parts[table] = IndexedWriter(self.folder / table / f"{self.batch}.jsonl", table, index)
+                self._parts[table] = IndexedWriter(self.get_part_file(type(record.row)), table, index)
             self._parts[table].append(record)
         for part in self._parts.values():
             part.flush()
+
+    def revise(self, records: Iterable[Record], index: KeyIndex) -> None:
+        """Let accepted rows take the place of rows with their identity, in the parts of these.
+
+        Args:
+            records: The rows.
+            index: Index in which they take that place as well.
+        """
+        for record in records:
+            table = TABLES[type(record.row)]
+            if table not in self._revisions:
+                self._revisions[table] = IndexedWriter(self.folder / ".revisions" / f"{table}.jsonl", table, index)
+            former_file = self._revisions[table].revise(record)
+            if former_file != self._revisions[table].path:
+                self._revised_parts.add((table, former_file))
+
+    def stage_revisions(self, index: KeyIndex) -> None:
+        """Stage the parts that hold rows which were revised, once every row of the batch is in `index`."""
+        for part in self._parts.values():
+            part.flush()
+
+        def revise_line(table: str, line: bytes) -> bytes:
+            key = parse_key(table, line)
+            entry = index.find(key.identity)
+            assert entry is not None
+            return line if entry.content == key.content else index.read_line(entry)
+
+        for table, part_file in sorted(self._revised_parts):
+            rewrite_lines(part_file, self.folder / table / part_file.name, partial(revise_line, table))
 
     def stage_file(self, name: str, content: bytes) -> None:
         """Set the complete new `content` of the file `name`, a path relative to the data folder."""
@@ -251,7 +297,7 @@ class StagedBatch:
         Args:
             *names: Files and folders to move; none moves everything, and deletes the files of `stage_deletion`.
         """
-        for part in self._parts.values():
+        for part in (*self._parts.values(), *self._revisions.values()):
             part.close()
         if self._parts and not names:
             self._create_missing_tables()
@@ -281,6 +327,25 @@ def create_empty_store(folder: Path) -> None:
         write_atomically(folder / table / "000000.jsonl", b"")
     for name in APPENDED_FILES:
         write_atomically(folder / name, EMPTY_TABLE)
+
+
+def rewrite_lines(source: Path, target: Path, revise: Callable[[bytes], bytes | None]) -> int:
+    """Write a part again with other lines.
+
+    Args:
+        source: The part.
+        target: The file to write; it is not touched if no line changes.
+        revise: Returns what stands for a line from now on; None removes the line.
+
+    Returns:
+        The number of changed lines.
+    """
+    lines = [text for _, text in read_lines(source)]
+    revised = [revise(line) for line in lines]
+    count = sum(line != new_line for line, new_line in zip(lines, revised, strict=True))
+    if count:
+        write_atomically(target, b"".join(line + b"\n" for line in revised if line is not None))
+    return count
 
 
 def is_review_queue(source: str) -> bool:

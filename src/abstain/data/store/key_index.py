@@ -61,6 +61,7 @@ class KeyIndex:
     def __init__(self) -> None:
         self._entries: dict[bytes, bytes] = {}
         self._files: list[tuple[str, Path]] = []
+        self._stored_files: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -72,6 +73,7 @@ class KeyIndex:
             AbstainError: A line is invalid; the message names file and line.
         """
         file_number = self.open_file(table, path)
+        self._stored_files.add(file_number)
         for line_number, (offset, text) in enumerate(read_lines(path), start=1):
             try:
                 key = parse_key(table, text)
@@ -98,6 +100,26 @@ class KeyIndex:
         """
         self._entries.setdefault(row.identity, _PACKED.pack(row.content, row.timestamp_us, file, offset, length))
 
+    def revise(self, row: Record, file: int, offset: int, length: int) -> Path:
+        """Let a row take the place of the one with its identity.
+
+        Args:
+            row: The row.
+            file: Number of its file.
+            offset: Offset of its line in bytes.
+            length: Length of its line in bytes.
+
+        Returns:
+            The file that holds the former row.
+        """
+        former = IndexedRow(*_PACKED.unpack(self._entries.pop(row.identity)))
+        self.add(row, file, offset, length)
+        return self._files[former.file][1]
+
+    def is_stored(self, entry: IndexedRow) -> bool:
+        """Return whether the row of an entry was there before the writers of this index."""
+        return entry.file in self._stored_files
+
     def find(self, identity: bytes) -> IndexedRow | None:
         """Return the entry of an identity; None if there is none."""
         packed = self._entries.get(identity)
@@ -110,10 +132,13 @@ class KeyIndex:
 
     def read_row(self, entry: IndexedRow) -> StoredRow:
         """Read the row of an entry from its file."""
-        table, path = self._files[entry.file]
-        with path.open("rb") as file:
+        return CONTRACTS[self._files[entry.file][0]].model_validate_json(self.read_line(entry))
+
+    def read_line(self, entry: IndexedRow) -> bytes:
+        """Read the line of an entry from its file."""
+        with self._files[entry.file][1].open("rb") as file:
             file.seek(entry.offset)
-            return CONTRACTS[table].model_validate_json(file.read(entry.length))
+            return file.read(entry.length)
 
 
 class IndexedWriter:
@@ -140,6 +165,13 @@ class IndexedWriter:
         self._index.add(line, self._number, self._file.tell(), len(line.line))
         self._file.write(line.line + b"\n")
         self.rows += 1
+
+    def revise(self, line: Record) -> Path:
+        """Write a row that takes the place of another one, and return the file that holds that."""
+        former = self._index.revise(line, self._number, self._file.tell(), len(line.line))
+        self._file.write(line.line + b"\n")
+        self._file.flush()
+        return former
 
     def flush(self) -> None:
         """Make the rows readable."""

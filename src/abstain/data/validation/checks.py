@@ -82,11 +82,17 @@ class ExistingData:
         index: Rows by identity.
         doc_ids: Ids of all documents that ever existed.
         chunk_ids: Ids of the chunks that can be retrieved.
+        revised: Identities of the rows in `index` that the checked rows take the place of.
     """
 
     index: KeyIndex
     doc_ids: Set[str] = frozenset()
     chunk_ids: Set[str] = frozenset()
+    revised: Set[bytes] = frozenset()
+
+    def is_known(self, identity: bytes) -> bool:
+        """Return whether another row has this identity."""
+        return identity not in self.revised and self.index.find(identity) is not None
 
 
 def expect_present(column: str) -> Expectation:

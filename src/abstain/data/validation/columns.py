@@ -42,7 +42,7 @@ def build_tables(rows: ValidatedRows, existing: ExistingData, now: datetime) -> 
             if asked_at and timestamp.year >= MIN_YEAR
             else math.nan,
             "identity": record.identity.hex(),
-            "known_before": existing.index.find(record.identity) is not None,
+            "known_before": existing.is_known(record.identity),
             f"{time_field}_seconds_ahead": _compute_seconds_ahead(timestamp, now),
             f"{time_field}_year": timestamp.year,
         }
@@ -99,7 +99,7 @@ def _build_interaction_columns(record: Record, existing: ExistingData, now: date
     return {
         "row": record.key,
         "interaction_id": row.interaction_id,
-        "known_before": existing.index.find(record.identity) is not None,
+        "known_before": existing.is_known(record.identity),
         "asked_at": record.timestamp_us,
         "asked_at_seconds_ahead": _compute_seconds_ahead(row.asked_at, now),
         "asked_at_year": row.asked_at.year,

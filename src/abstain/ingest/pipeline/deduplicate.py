@@ -2,8 +2,9 @@
 
 Notes:
 
-* The first content of an identity wins, in order of arrival; different content is a conflict. Existing content with a
-  new thumb or review beside it is new feedback.
+* The first content of an identity wins, in order of arrival; different content is a conflict, unless the batch may
+  replace what is stored. Existing content with a new thumb or review beside it is new feedback, and with a part that
+  it lacked (`ADDABLE_PARTS`) it completes the stored interaction; without a part that is there it is a duplicate.
 * A thumb or review that comes before its interaction is pending, not rejected: the queue that carries thumbs is often
   faster than the one that carries answers.
 * The newest version of a document wins, wherever it stands in the batch. A version that was accepted once and is
@@ -27,6 +28,9 @@ from abstain.ingest.parsing import ParsedRow
 RowOutcome = Literal["accepted", "duplicate", "pending", "quarantined"]
 RowDecision = tuple[RowOutcome, Reasons]
 
+ADDABLE_PARTS = ("contexts", "writer_scores", "token_log_probs")
+"""The parts of an interaction that a later row may add: a pipeline often computes them after the answer."""
+
 
 @dataclass(frozen=True)
 class BatchResolution:
@@ -36,11 +40,32 @@ class BatchResolution:
         decisions: The outcome of each input row, in order.
         new: The new records.
         pending: The records whose interaction is not known yet.
+        revised: The records that take the place of stored ones, because they replace or complete them.
+        replaced: The records, stored or pending, whose content replaces another one.
+        n_completed: Number of rows that add a part to an interaction.
     """
 
     decisions: tuple[RowDecision, ...]
     new: tuple[Record, ...]
     pending: tuple[Record, ...]
+    revised: tuple[Record, ...]
+    replaced: tuple[Record, ...]
+    n_completed: int
+
+
+@dataclass(frozen=True)
+class RecordComparison:
+    """What a record means for the stored data.
+
+    Attributes:
+        change: What it changes; "new" also for one that was pending.
+        record: The record as it would be stored.
+        reasons: Why it contradicts an existing row; empty if it does not.
+    """
+
+    change: Literal["none", "new", "completed", "replaced"]
+    record: Record
+    reasons: Reasons = ()
 
 
 @dataclass(frozen=True)
@@ -70,6 +95,7 @@ def resolve_duplicates(
     rejected: Mapping[bytes, Reasons],
     *,
     is_last: bool,
+    can_replace: bool = False,
 ) -> BatchResolution:
     """Classify each row as accepted, duplicate, pending or quarantined.
 
@@ -80,52 +106,109 @@ def resolve_duplicates(
         rejected: Content digest -> reasons of rows that failed validation.
         is_last: Whether no more interactions follow. If so, the first of equal pending rows stays pending and the
             others are duplicates; until then, each of them is pending.
+        can_replace: Whether a row takes the place of a stored one with other content, instead of being a conflict.
 
     Returns:
-        One decision per row, the new records, and the pending records.
+        One decision per row, and the records to store.
     """
     new: dict[bytes, Record] = {}
+    revised: dict[bytes, Record] = {}
     pending: dict[bytes, list[Record]] = {}
+    replaced: dict[bytes, Record] = {}
+    n_completed = 0
 
     def decide(parsed: RowRecords) -> RowDecision:
+        nonlocal n_completed
+        comparisons = [compare(record) for record in parsed.records]
         reasons = parsed.row.reasons or tuple(
-            reason for record in parsed.records for reason in rejected.get(record.content, ())
+            reason
+            for comparison in comparisons
+            for reason in (*rejected.get(comparison.record.content, ()), *comparison.reasons)
         )
-        reasons = reasons or tuple(reason for record in parsed.records for reason in find_conflict(record))
         if reasons:
             return "quarantined", tuple(dict.fromkeys(reasons))
-        fresh = [
-            record for record in parsed.records if record.identity not in new and index.find(record.identity) is None
-        ]
-        if not fresh:
+        changes = [comparison for comparison in comparisons if comparison.change != "none"]
+        if not changes:
             return "duplicate", ()
-        if parsed.row.interaction is None and not is_interaction_known(fresh[0].row):
-            if is_last and (fresh[0].identity in pending or pending_index.find(fresh[0].identity)):
+        first = changes[0].record
+        replaced.update((change.record.identity, change.record) for change in changes if change.change == "replaced")
+        if parsed.row.interaction is None and not is_interaction_known(first.row):
+            if is_last and (first.identity in pending or pending_index.find(first.identity)):
                 return "duplicate", ()
-            pending.setdefault(fresh[0].identity, []).append(fresh[0])
+            pending.setdefault(first.identity, []).append(first)
             return "pending", ()
-        new.update((record.identity, record) for record in fresh)
+        for change in changes:
+            identity = change.record.identity
+            is_stored = identity not in new and index.find(identity) is not None
+            (revised if is_stored else new)[identity] = change.record
+            n_completed += change.change == "completed"
         return "accepted", ()
 
     def is_interaction_known(row: StoredRow) -> bool:
         identity = make_interaction_identity(row.interaction_id)
         return identity in new or index.find(identity) is not None
 
-    def find_conflict(record: Record) -> Reasons:
-        """Return why `record` contradicts existing rows; empty if it does not."""
-        existing = new.get(record.identity) or next(iter(pending.get(record.identity, ())), None)
-        if existing is not None:
-            return () if existing.content == record.content else (_describe_conflict(record.row, existing.row),)
+    def compare(record: Record) -> RecordComparison:
+        """Compare `record` with the existing row of its identity."""
+        identity = record.identity
+        of_batch = new.get(identity) or revised.get(identity) or next(iter(pending.get(identity, ())), None)
+        if of_batch is not None:
+            is_pending = identity in pending
+            return _compare(record, of_batch.content, of_batch.row, is_pending=is_pending, can_replace=False)
         for stored_index in (index, pending_index):
-            entry = stored_index.find(record.identity)
-            if entry is not None and entry.content != record.content:
-                return (_describe_conflict(record.row, stored_index.read_row(entry)),)
-        return ()
+            entry = stored_index.find(identity)
+            if entry is None:
+                continue
+            is_pending = stored_index is pending_index
+            if entry.content == record.content:
+                return RecordComparison("new" if is_pending else "none", record)
+            is_replaceable = can_replace and stored_index.is_stored(entry)
+            return _compare(
+                record, entry.content, stored_index.read_row(entry), is_pending=is_pending, can_replace=is_replaceable
+            )
+        return RecordComparison("new", record)
 
     decisions = tuple(decide(parsed) for parsed in batch)
     return BatchResolution(
-        decisions, tuple(new.values()), tuple(record for equal_records in pending.values() for record in equal_records)
+        decisions,
+        tuple(new.values()),
+        tuple(record for equal_records in pending.values() for record in equal_records),
+        tuple(revised.values()),
+        tuple(replaced.values()),
+        n_completed,
     )
+
+
+def complete_row(row: StoredRow, existing: StoredRow) -> StoredRow | None:
+    """Add to a stored interaction the `ADDABLE_PARTS` that it lacks.
+
+    Args:
+        row: A row with the same identity.
+        existing: The stored row.
+
+    Returns:
+        The stored row with every part that either of them has; None if they differ in anything else.
+    """
+    if not (isinstance(row, Interaction) and isinstance(existing, Interaction)):
+        return None
+    added = {name: getattr(row, name) for name in ADDABLE_PARTS if not getattr(existing, name)}
+    completed = existing.model_copy(update=added)
+    lacking = {name: getattr(completed, name) for name in ADDABLE_PARTS if not getattr(row, name)}
+    return completed if row.model_copy(update=lacking) == completed else None
+
+
+def _compare(
+    record: Record, existing_content: bytes, existing: StoredRow, *, is_pending: bool, can_replace: bool
+) -> RecordComparison:
+    """Compare `record` with the `existing` row of its identity; a pending one is stored only at the end."""
+    if existing_content == record.content:
+        return RecordComparison("new" if is_pending else "none", record)
+    completed = complete_row(record.row, existing)
+    if completed is not None and (not can_replace or completed == record.row):
+        return RecordComparison("none" if completed == existing else "completed", make_record(completed))
+    if can_replace:
+        return RecordComparison("replaced", record)
+    return RecordComparison("none", record, (_describe_conflict(record.row, existing),))
 
 
 def compute_document_version(source: bytes) -> str:

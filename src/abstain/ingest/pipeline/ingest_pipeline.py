@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import TypeVar
 
 from abstain.core.codes import Code
-from abstain.core.contracts import Chunk, Document, Interaction, Review, get_document_id
+from abstain.core.contracts import Chunk, Document, Interaction, Review, Thumb, get_document_id
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import read_lines, to_json_lines
 from abstain.core.message_text import remove_reasoning
@@ -23,7 +23,7 @@ from abstain.core.text import ReasoningMarker
 from abstain.data.store.dataset import DataStore, DocumentVersion, StagedBatch, get_document_suffix
 from abstain.data.store.key_index import BLOCK_ROWS, IndexedWriter, KeyIndex
 from abstain.data.store.profile import Profiler
-from abstain.data.store.record_keys import TABLES, Record, make_interaction_identity
+from abstain.data.store.record_keys import TABLES, Record, make_interaction_identity, make_record
 from abstain.data.validation.checks import ExistingData, ValidatedRows
 from abstain.data.validation.runner import ValidationResult
 from abstain.ingest.parsing import ParsedRow, make_reason, reparse
@@ -43,7 +43,7 @@ from abstain.ingest.quarantine import (
     is_awaiting_documents,
     is_user_caused,
 )
-from abstain.ingest.report import generalize_reasons
+from abstain.ingest.report import ReplacedRow, generalize_reasons
 from abstain.knowledge.documents.reader import read_documents
 from abstain.knowledge.documents.versioning import update_chunks
 
@@ -69,6 +69,7 @@ class IngestPipeline:
         validate: Validates new rows against existing data.
         now: Time of the ingest.
         reasoning: How models mark their reasoning, which is cut out of answers.
+        can_replace: Whether input rows take the place of stored ones with other content.
 
     Attributes:
         n_read: Number of input rows.
@@ -82,6 +83,8 @@ class IngestPipeline:
         validation_results: Results of the validations.
         profiler: Profile of the new interactions.
         cut_answers: Number of rows whose answer had reasoning, which was cut out.
+        replaced: By identity, the stored rows that are replaced by other content.
+        completed: Number of rows that add a part to an interaction.
     """
 
     def __init__(
@@ -93,9 +96,10 @@ class IngestPipeline:
         now: datetime,
         *,
         reasoning: Collection[ReasoningMarker] = (),
+        can_replace: bool = False,
     ) -> None:
         self._store, self._staging, self._privacy, self._validate, self._now = store, staging, privacy, validate, now
-        self._reasoning = reasoning
+        self._reasoning, self._can_replace = reasoning, can_replace
         self._index = store.build_key_index()
         self._pending_index = KeyIndex()
         for table, path in store.list_pending_files().items():
@@ -123,6 +127,8 @@ class IngestPipeline:
         self.validation_results: list[ValidationResult] = []
         self.profiler = Profiler()
         self.cut_answers = 0
+        self.replaced: dict[bytes, ReplacedRow] = {}
+        self.completed = 0
 
     # Documents
 
@@ -241,18 +247,25 @@ class IngestPipeline:
         self._pending_writers = self._open_pending_writers("pending")
         for table, batch_writer in batch_writers.items():
             batch_writer.close()
-            for path, outcomes in (
-                (earlier_files.get(table), self.earlier_outcomes),
-                (batch_writer.path, self.outcomes),
-            ):
+            files = [(earlier_files.get(table), self.earlier_outcomes), (batch_writer.path, self.outcomes)]
+            # Only a row that passes replaces an earlier one, so those of a batch that replaces come first.
+            for path, outcomes in reversed(files) if self._can_replace else files:
                 for block in iter_blocks((text for _, text in read_lines(path)) if path else (), len):
                     parsed = [RowRecords.from_row(reparse(text, "pending", 0)) for text in block]
+                    if outcomes is self.earlier_outcomes:
+                        parsed = [entry for entry in parsed if not self._is_replaced(entry.records[0])]
                     self._resolve_rows(parsed, existing, outcomes, is_last=True)
         for writer in self._pending_writers.values():
             writer.close()
             if not writer.rows:
                 writer.path.unlink()
                 self._staging.stage_deletion(self._store.folder / "pending" / writer.path.name)
+
+    def _is_replaced(self, record: Record) -> bool:
+        """Return whether a row of this batch has taken the place of an earlier pending one."""
+        if not (self._index.find(record.identity) or self._pending_index.find(record.identity)):
+            self.replaced.pop(record.identity, None)  # what was to replace it has failed
+        return record.identity in self.replaced
 
     def _open_pending_writers(self, folder: str) -> dict[str, IndexedWriter]:
         path = self._staging.folder / folder
@@ -267,22 +280,44 @@ class IngestPipeline:
         """Decide on `batch` without the rows that fail validation, stage new rows, and count the outcomes."""
         rejected: dict[bytes, Reasons] = {}
         while True:  # each turn rejects at least one content more, so it ends
-            resolution = resolve_duplicates(batch, self._index, self._pending_index, rejected, is_last=is_last)
-            if not resolution.new:
+            resolution = resolve_duplicates(
+                batch,
+                self._index,
+                self._pending_index,
+                rejected,
+                is_last=is_last,
+                can_replace=self._can_replace and outcomes is self.outcomes,
+            )
+            checked = (*resolution.new, *resolution.revised)
+            revised = frozenset(record.identity for record in resolution.revised)
+            if not checked:
                 break
-            result = self._validate(_group_by_contract(resolution.new), existing)
+            attached = [
+                record for record in self._read_moved_feedback(resolution.revised) if record.identity not in revised
+            ]
+            result = self._validate(
+                _group_by_contract((*checked, *attached)),
+                replace(existing, revised=revised.union(record.identity for record in attached)),
+            )
             if not rejected:  # the first result, of all rows including those that fail
                 self.validation_results.append(result)
             failures = {
-                record.content: result.reasons[record.key] for record in resolution.new if record.key in result.reasons
+                record.content: result.reasons[record.key] for record in checked if record.key in result.reasons
             }
+            failures |= _find_stranded_feedback(resolution.revised, attached, result)
             if not failures:
                 break
             rejected |= failures
         self._staging.append(resolution.new, self._index)
+        self._staging.revise(resolution.revised, self._index)
         sampled = {record.content for entry in batch if entry.row.is_sampled for record in entry.records}
-        for record in resolution.new:
-            if isinstance(record.row, Interaction):
+        self.replaced |= {
+            record.identity: ReplacedRow(TABLES[type(record.row)], record.identity, record.row.interaction_id)
+            for record in resolution.replaced
+        }
+        self.completed += resolution.n_completed
+        for record in checked:
+            if isinstance(record.row, Interaction) and record.identity not in revised:
                 self.profiler.add(record)
             is_weighted = isinstance(record.row, Review) and record.row.inclusion_probability is not None
             self.weighted_reviews += is_weighted and record.content not in sampled
@@ -294,6 +329,23 @@ class IngestPipeline:
             # A pending row is counted at the end; one of an earlier batch that stays pending already was.
             if decision[0] != "pending" or (is_last and outcomes is self.outcomes):
                 self._count(entry.row, decision, outcomes)
+
+    def _read_moved_feedback(self, revised: Sequence[Record]) -> list[Record]:
+        """Read the thumbs and reviews, stored before or by this batch, of interactions that get another time."""
+        moved_ids = {
+            record.row.interaction_id
+            for record in revised
+            if isinstance(record.row, Interaction)
+            and self._index.get_asked_at(record.row.interaction_id) != record.row.asked_at
+        }
+        tables: tuple[type[Thumb | Review], ...] = (Thumb, Review) if moved_ids else ()
+        rows = (
+            row
+            for contract in tables
+            for part in (*self._store.list_part_files(contract), self._staging.get_part_file(contract))
+            for row in self._store.iter_part_rows(part, contract)
+        )
+        return [make_record(row) for row in rows if row.interaction_id in moved_ids]
 
     def _redact_row(self, row: ParsedRow) -> ParsedRow:
         """Return `row` without content that must not be stored: reasoning, personal data, all from an erased user."""
@@ -354,8 +406,9 @@ class IngestPipeline:
         return sum(row is not None for row in self._changed_documents.values())
 
     def stage(self) -> None:
-        """Stage documents, chunks and rejected rows: everything except the parts of rows."""
+        """Stage documents, chunks, rejected rows and revised parts: everything except the new parts of rows."""
         self.quarantine_file_id = self._quarantine_writer.close()
+        self._staging.stage_revisions(self._index)
         for path in self._store.list_document_files() if self._changed_documents else ():
             row = self._changed_documents.get(path.stem)
             if path.stem in self._changed_documents and (row is None or get_document_suffix(row.source) != path.suffix):
@@ -395,6 +448,23 @@ def iter_blocks(rows: Iterable[T], get_size: Callable[[T], int]) -> Iterator[lis
             block, n_bytes = [], 0
     if block:
         yield block
+
+
+def _find_stranded_feedback(
+    revised: Sequence[Record], attached: Sequence[Record], result: ValidationResult
+) -> dict[bytes, Reasons]:
+    """Return why interactions cannot be revised: their stored thumbs and reviews would fail. By content digest."""
+    reasons = {
+        record.row.interaction_id: result.reasons[record.key] for record in attached if record.key in result.reasons
+    }
+    return {
+        record.content: tuple(
+            Reason(reason.code, "asked_at", f"its stored feedback would fail: {reason.field}: {reason.message}")
+            for reason in reasons[record.row.interaction_id]
+        )
+        for record in revised
+        if isinstance(record.row, Interaction) and record.row.interaction_id in reasons
+    }
 
 
 def _group_by_contract(records: Sequence[Record]) -> ValidatedRows:

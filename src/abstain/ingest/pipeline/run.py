@@ -8,6 +8,7 @@ Notes:
   interaction is known (`ingest_pipeline`).
 * Everything is written beside data/ and moved in at the end, together with the sources' states. A batch of which too
   many rows are rejected leaves only its quarantine behind, and blocks the retrain until a user decides on it.
+* With a reason to replace, rows take the place of stored ones with other content, in the same step.
 * The failure limit counts only rows that were not reported before: bad rows that stay in a drop folder do not have
   every later batch rejected, and known good ones do not hide that a new export is broken.
 """
@@ -27,6 +28,7 @@ from abstain.core.errors import AbstainError
 from abstain.core.json_lines import to_json_lines
 from abstain.core.text import ReasoningMarker
 from abstain.data.store.dataset import DataStore, IngestedBatch, StagedBatch, is_review_queue
+from abstain.data.store.record_keys import make_interaction_identity
 from abstain.data.validation.checks import ExistingData, ValidatedRows
 from abstain.data.validation.drift import validate_drift
 from abstain.data.validation.runner import ValidationResult, validate
@@ -63,6 +65,7 @@ def ingest(
     incremental: bool = False,
     quality: QualityParams | None = None,
     reasoning: Collection[ReasoningMarker] = (),
+    replace_reason: str | None = None,
     validate: Validate = validate,
 ) -> IngestReport:
     """Ingest the rows of `sources` into the data folder, as one atomic batch.
@@ -76,6 +79,7 @@ def ingest(
         incremental: Continue each source where the last ingest stopped.
         quality: Limits for drift against earlier batches; None skips that check.
         reasoning: How models mark their reasoning, which is cut out of answers.
+        replace_reason: Why rows take the place of stored ones with other content; None makes them conflicts.
         validate: Validation function, replaceable in tests.
 
     Returns:
@@ -95,6 +99,7 @@ def ingest(
             lambda rows, existing: validate(rows, existing, params, now),
             now,
             reasoning=reasoning,
+            can_replace=replace_reason is not None,
         )
         readers = [source.read(store.read_source_state(source.name) if incremental else {}) for source in sources]
         documents, rows = _split_documents(readers)
@@ -117,8 +122,19 @@ def ingest(
             )
         report = _make_report(pipeline, staging, readers, privacy, is_queue=all(map(is_review_queue, names)))
         _check_rejection_rate(report, params, names, pipeline, staging)
-        if row_counts := {table: count for table, count in report.contracts.items() if count}:
-            batch = IngestedBatch(batch=staging.batch, arrived_at=now, sources=names, rows=row_counts, profile=profile)
+        row_counts = {table: count for table, count in report.contracts.items() if count}
+        if row_counts or report.replaced:
+            batch = IngestedBatch(
+                batch=staging.batch,
+                arrived_at=now,
+                sources=names,
+                rows=row_counts,
+                profile=profile,
+                replaced=tuple(
+                    sorted({make_interaction_identity(row.interaction_id).hex() for row in report.replaced})
+                ),
+                reason=replace_reason if report.replaced else None,
+            )
             staging.stage_file("batches.jsonl", to_json_lines([*store.read_batches(), batch]))
         staging.publish()
     return report
@@ -170,6 +186,8 @@ def _make_report(
         newly_rejected=pipeline.newly_rejected,
         awaiting_documents=pipeline.awaiting_documents,
         weighted_reviews=0 if is_queue else pipeline.weighted_reviews,
+        replaced=tuple(pipeline.replaced.values()),
+        completed=pipeline.completed,
         resolved_pending=dict(pipeline.earlier_outcomes),
         contracts={**staging.counts, "documents": pipeline.new_documents},
         reasons=dict(sorted(pipeline.reasons.items(), key=lambda item: (-item[1], item[0]))),
