@@ -39,7 +39,7 @@ def _read_context(value: Any) -> Any:
         return value
     text = extract_text(value)
     if text is None:
-        raise ValueError(f"a {'list' if isinstance(value, list) else 'object'} without a text")
+        raise ValueError(f"no text in {'a list' if isinstance(value, list) else 'an object'}")
     ids = (value.get("chunk_id"), value.get("id")) if isinstance(value, dict) else ()
     chunk_id = next(filter(None, map(extract_text, ids)), None)
     return Context(chunk_id=chunk_id, text=text) if chunk_id else text
