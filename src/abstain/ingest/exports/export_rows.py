@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, cast
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.ingest.exports.expressions import Expression, TrackedExpression
-from abstain.ingest.exports.formats import FORMATS, Score, detect_format
+from abstain.ingest.exports.formats import FORMATS, Score, detect_format, make_nested_format
 from abstain.ingest.exports.mapping import AnswerPaths, ExportMapping, ReviewScores, ThumbScores, format_value
 from abstain.ingest.exports.reviews import ReviewField, ReviewKey, find_missing_criteria, make_review_row
 from abstain.ingest.parsing import JsonObject, ParsedRow, parse_object
@@ -55,8 +55,12 @@ class ExportRows:
 
     def __init__(self, mapping: ExportMapping, name: str) -> None:
         self._mapping, self._name = mapping, name
-        self._format = FORMATS[mapping.format]
         self._tracked = {key: TrackedExpression(expression) for key, expression in mapping.get_expressions().items()}
+        if mapping.scores:
+            paths = [self._tracked[f"scores.{name}"].evaluate for name in ("list", "name", "value")]
+            self._format = make_nested_format(*paths, mapping.scores.id)
+        else:
+            self._format = FORMATS[mapping.format]
         used_fields = frozenset[str]().union(*(expression.fields for expression in mapping.get_expressions().values()))
         self._used_fields = used_fields - mapping.thumb_names - mapping.review_names
         self._contexts_by_key: dict[str, list[Any]] = {}
@@ -175,6 +179,8 @@ class ExportRows:
             self._count_skipped("scores of people who are not among reviews.reviewers, not taken", score.name)
         elif values is None:
             self._count_unmapped_value(score)
+        elif not isinstance(values.get("ideal_answer", ""), str):
+            self._count_skipped("ideal answers that are no text, not taken", score.name)
         else:
             key = ReviewKey(interaction_id, reviewer, score.form)
             scored_at = _evaluate_first(score.source_record, reviews.reviewed_at, self._format.scored_at)
