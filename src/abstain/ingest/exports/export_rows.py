@@ -57,8 +57,8 @@ class ExportRows:
         self._mapping, self._name = mapping, name
         self._tracked = {key: TrackedExpression(expression) for key, expression in mapping.get_expressions().items()}
         if mapping.scores:
-            paths = [self._tracked[f"scores.{name}"].evaluate for name in ("list", "name", "value")]
-            self._format = make_nested_format(*paths, mapping.scores.id)
+            paths = {key.removeprefix("scores."): tracked for key, tracked in self._tracked.items()}
+            self._format = make_nested_format(paths, mapping.scores.id)
         else:
             self._format = FORMATS[mapping.format]
         used_fields = frozenset[str]().union(*(expression.fields for expression in mapping.get_expressions().values()))

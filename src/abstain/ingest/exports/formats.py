@@ -12,11 +12,11 @@ nested         any records that hold a list of scores: the mapping says where
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from abstain.ingest.exports.expressions import Expression, from_json
+from abstain.ingest.exports.expressions import Expression, TrackedExpression, from_json
 from abstain.ingest.parsing import JsonObject
 
 
@@ -121,13 +121,7 @@ def _iter_phoenix_records(record: JsonObject) -> Iterator[JsonObject]:
     for annotated in (attributes, _to_object(attributes.get("trace"))):
         for item in _to_objects(annotated.get("annotations")):
             annotation = {"name": None, "annotator_kind": None, **_to_object(_nest_keys(item).get("annotation"))}
-            yield {
-                **context,
-                **annotation,
-                "context": context,
-                "result": annotation,
-                "updated_at": span.get("end_time"),
-            }
+            yield {**target, **annotation, "result": annotation}
 
 
 def _iter_phoenix_scores(record: JsonObject, used: Collection[str]) -> Iterator[Score]:
@@ -247,7 +241,7 @@ def _iter_mlflow_records(record: JsonObject) -> Iterator[JsonObject]:
         {**span, "attributes": {key: _decode(value) for key, value in _to_object(span.get("attributes")).items()}}
         for span in _to_objects(_to_object(trace.get("data")).get("spans"))
     ]
-    root = next((span["attributes"] for span in spans if not span.get("parent_span_id")), {})
+    root: JsonObject = next((span["attributes"] for span in spans if not span.get("parent_span_id")), {})
     contents = {"request": root.get("mlflow.spanInputs"), "response": root.get("mlflow.spanOutputs"), "spans": spans}
     yield _to_object(trace.get("info")) | contents
 
@@ -344,29 +338,25 @@ FORMATS: dict[str, ExportFormat] = {
 }
 
 
-def make_nested_format(
-    get_items: Callable[[Any], Any],
-    get_name: Callable[[Any], Any],
-    get_value: Callable[[Any], Any],
-    score_id: Expression | None,
-) -> ExportFormat:
-    """Make the format `nested` for records of any tool that hold a list of their scores.
+def make_nested_format(paths: Mapping[str, TrackedExpression], score_id: Expression | None) -> ExportFormat:
+    """Make the format `nested` for the records of any tool that hold a list of their scores.
 
     Args:
-        get_items: Returns the list of a record's scores.
-        get_name: Returns the name of one of them. It gets the item of the list, with the record as its field `record`.
-        get_value: Returns its value, likewise.
-        score_id: Its id, likewise.
+        paths: `list` locates the scores in a record. `name`, `value` and `where`, which may be missing, are evaluated
+            on a score, which has the record as its field `record`.
+        score_id: Id of a score, likewise.
 
     Returns:
         The format.
     """
 
     def iter_scores(record: JsonObject, used: Collection[str]) -> Iterator[Score]:
-        for item in _to_objects(get_items(record)):
-            source_record = item | {"record": record}
-            if (name := get_name(source_record)) is not None:
-                yield Score(str(name), get_value(source_record), source_record)
+        for item in _to_objects(paths["list"].evaluate(record)):
+            score = item | {"record": record}
+            if (name := paths["name"].evaluate(score)) is not None:
+                is_skipped = "where" in paths and not paths["where"].evaluate(score)
+                skip_reason = "left out by scores.where" if is_skipped else None
+                yield Score(str(name), paths["value"].evaluate(score), score, skip_reason)
 
     return ExportFormat("nested", (frozenset(),), _iter_single_record, iter_scores, id=score_id)
 

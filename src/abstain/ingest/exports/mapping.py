@@ -99,12 +99,14 @@ class NestedScores(FrozenModel):
         name: Name of a score. This expression and the following ones are evaluated on an item of the list, which has
             the whole record as its field `record`.
         value: Value of a score.
+        where: Selects the scores that count; None selects all.
         id: Id of a score.
     """
 
     list: ExpressionText
     name: ExpressionText
     value: ExpressionText
+    where: ExpressionText = None
     id: ExpressionText = None
 
 
