@@ -147,12 +147,14 @@ def test_langfuse_text_is_read_of_every_type_of_text(tmp_path: Path, kind: str, 
     assert row.review is not None and (row.review.correct, row.review.ideal_answer) == (True, "Twelve euros.")
 
 
-def test_ideal_answer_that_is_no_text_leaves_the_criteria(tmp_path: Path) -> None:
-    scores = [score("s-1", "correctness", "wrong"), score("s-2", "completeness", 0), score("s-3", "output", 12)]
+@pytest.mark.parametrize("answers", [[12], ["half of \ud83d"], ["Twelve.", "Ten."]])
+def test_ideal_answer_that_is_unreadable_leaves_the_criteria(tmp_path: Path, answers: list[Any]) -> None:
+    scores = [score("s-1", "correctness", "wrong"), score("s-2", "completeness", 0)]
+    scores += [score(f"i-{number}", "output", answer) for number, answer in enumerate(answers)]
     reading = export(tmp_path / "in", *scores, mapping=IDEAL).read({})
     (row,) = reading
     assert row.review is not None and (row.review.correct, row.review.ideal_answer) == (False, None)
-    assert any("ideal answers that are no text, not taken: output (1)" in note for note in reading.outcome.notes)
+    assert any("ideal answers" in note and "not taken: output (1)" in note for note in reading.outcome.notes)
 
 
 REVIEWED = """

@@ -22,7 +22,13 @@ from abstain.core.errors import AbstainError
 from abstain.ingest.exports.expressions import Expression, TrackedExpression
 from abstain.ingest.exports.formats import FORMATS, Score, detect_format, make_nested_format
 from abstain.ingest.exports.mapping import AnswerPaths, ExportMapping, ReviewScores, ThumbScores, format_value
-from abstain.ingest.exports.reviews import ReviewField, ReviewKey, find_missing_criteria, make_review_row
+from abstain.ingest.exports.reviews import (
+    ReviewField,
+    ReviewKey,
+    drop_ideal_answer,
+    find_missing_criteria,
+    make_review_row,
+)
 from abstain.ingest.parsing import JsonObject, ParsedRow, parse_object
 
 WRITER_FIELDS = ("writer_scores", "token_log_probs", "display", "propensity")
@@ -179,8 +185,6 @@ class ExportRows:
             self._count_skipped("scores of people who are not among reviews.reviewers, not taken", score.name)
         elif values is None:
             self._count_unmapped_value(score)
-        elif not isinstance(values.get("ideal_answer", ""), str):
-            self._count_skipped("ideal answers that are no text, not taken", score.name)
         else:
             key = ReviewKey(interaction_id, reviewer, score.form)
             scored_at = _evaluate_first(score.source_record, reviews.reviewed_at, self._format.scored_at)
@@ -223,12 +227,20 @@ class ExportRows:
                     yield parse_object(row, part.source, part.number)
 
     def iter_reviews(self) -> Iterator[ParsedRow]:
-        """Yield the reviews of all files. A review without all criteria is only counted, and comes once it has them."""
+        """Yield the reviews of all files. A review without all criteria is only counted, and comes once it has them.
+
+        So is an ideal answer that makes the row invalid, which does not take the criteria with it.
+        """
         for key, parts in self._reviews_by_key.values():
             if missing := find_missing_criteria(parts):
                 self._count_skipped("reviews that are not complete yet, not taken", f"without {' and '.join(missing)}")
-            else:
-                yield make_review_row(key, parts)
+                continue
+            row = make_review_row(key, parts)
+            if row.reasons and not (criteria_row := make_review_row(key, drop_ideal_answer(parts))).reasons:
+                name = str(cast(ReviewScores, self._mapping.reviews).ideal_answer)
+                self._count_skipped("ideal answers that are no text or contradict each other, not taken", name)
+                row = criteria_row
+            yield row
 
     def make_notes(self) -> tuple[str, ...]:
         """Return notes, with counts, on what gave no row; call it after the last row."""

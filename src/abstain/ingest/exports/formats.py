@@ -13,6 +13,7 @@ nested         any records that hold a list of scores: the mapping says where
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -371,8 +372,9 @@ def detect_format(record: JsonObject) -> str | None:
         The name of its format; None if no tool writes such records.
     """
     for name, export_format in FORMATS.items():
-        if name != "table" and any(export_format.recognizes(part) for part in export_format.iter_records(record)):
-            return name
+        with suppress(ValueError):  # of a record that contradicts itself as one of that tool
+            if name != "table" and any(map(export_format.recognizes, export_format.iter_records(record))):
+                return name
     return None
 
 
