@@ -186,7 +186,7 @@ ANNOTATION = {"trace_id": "q-1", "name": "verdict", "annotator_kind": "HUMAN", "
     ("mapping", "record", "is_read"),
     [
         ("phoenix trace_id || context.trace_id", {**ANNOTATION, "user_id": "ann"}, True),
-        ("argilla external_id", {"verdict": RESPONSES, "external_id": "q-1", "metadata": "{}"}, True),
+        ("argilla external_id", {"verdict": RESPONSES, "external_id": "q-1"}, True),
         ("label_studio data.id", task(reviews=[REJECTION]), False),
         ("label_studio data.id", task(reviews=[{"accepted": True, "created_at": "2026-10-07"}, REJECTION]), True),
         ("label_studio data.id", task(reviews=[REJECTION], last_action="updated"), True),
@@ -204,18 +204,32 @@ def test_export_forms_of_a_tool_are_read(tmp_path: Path, mapping: str, record: d
 
 
 def test_argilla_columns_of_different_length_raise(tmp_path: Path) -> None:
-    record = {"verdict": {**RESPONSES, "status": ["submitted"]}, "external_id": "q-1", "metadata": "{}"}
+    record = {"verdict": {**RESPONSES, "status": ["submitted"]}, "external_id": "q-1"}
     mapping = f"format: argilla\ninteraction_id: external_id{REVIEWED}"
     assert_refused(export(tmp_path / "in", record, mapping=mapping), "verdict", "one length")
 
 
-def test_nested_path_that_no_record_has_is_named(tmp_path: Path) -> None:
-    scores = "scores: {list: feedback, name: nam, value: value}\n"
-    record = {"id": "q-1", "feedback": [{"name": "verdict", "value": "good"}]}
-    mapping = f"format: nested\ninteraction_id: id\n{scores}{REVIEWED}".replace(
-        "  reviewers", "  reviewer: who\n  reviewers"
-    )
-    assert_refused(export(tmp_path / "in", record, mapping=mapping), "scores.name", "'nam'", code=Code.BAD_SETTING)
+def test_phoenix_download_needs_no_identifier_or_user(tmp_path: Path) -> None:
+    names = {"name": "user_feedback", "label": "thumbs-up", "annotator_kind": "HUMAN"}
+    attributes = {f"annotations.0.annotation.{name}": value for name, value in names.items()}
+    span = {"context": {"span_id": "s-1"}, "span_kind": "LLM", "end_time": SCORED_AT, "attributes": attributes}
+    thumbs = "thumbs: {user: identifier || user_id, scores: {user_feedback: {thumbs-up: up}}}"
+    (row,) = export(tmp_path / "in", span, mapping=f"format: phoenix\ninteraction_id: span_id\n{thumbs}").read({})
+    assert row.thumb is not None and (row.thumb.interaction_id, row.thumb.user) == ("s-1", None)
+
+
+def test_langfuse_v3_scores_without_subject_are_named(tmp_path: Path) -> None:
+    bare = {name: value for name, value in score("s-1", "correctness", "right").items() if name != "traceId"}
+    source = export(tmp_path / "in", bare, mapping=LANGFUSE + FEEDBACK)
+    assert_refused(source, "interaction_id", "'trace_id'", code=Code.BAD_SETTING)
+
+
+@pytest.mark.parametrize("key", ["name", "user"])
+def test_nested_path_that_no_record_has_is_named(tmp_path: Path, key: str) -> None:
+    paths = {"list": "feedback", "name": "name", "value": "value", "user": "who"}
+    record = {"id": "q-1", "feedback": [{"name": "verdict", "value": "good", "who": "ann"}]}
+    mapping = f"format: nested\ninteraction_id: id\nscores: {json.dumps(paths | {key: 'nme'})}{REVIEWED}"
+    assert_refused(export(tmp_path / "in", record, mapping=mapping), f"scores.{key}", "'nme'", code=Code.BAD_SETTING)
 
 
 def write_table(file: Path, *records: dict[str, Any]) -> str:
@@ -304,6 +318,10 @@ THUMBS, REVIEWS = "thumbs: {scores: {a: {1: up}}}", "reviews: {reviewers: all, c
         ("format: langfuse\ninteraction_id: a\nthumbs: {scores: {a: {1: good}}}", ["thumbs.scores", "'up' or 'down'"]),
         (f"format: langfuse\ninteraction_id: a\n{THUMBS}\n{REVIEWS}", ["the score 'a'"]),
         (f"format: nested\ninteraction_id: a\n{THUMBS}", ["scores", "nested"]),
+        (
+            f"format: nested\ninteraction_id: a\nscores: {{list: a, name: b, value: c}}\n{THUMBS}",
+            ["thumbs.given_at is missing"],
+        ),
         (f"format: langfuse\ninteraction_id: a\nscores: {{list: a, name: b, value: c}}\n{THUMBS}", ["nested"]),
         (f"format: table\ninteraction_id: a\n{REVIEWS}".replace("correct", "corect"), ["reviews.criteria", "corect"]),
     ],

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, cast
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.ingest.exports.expressions import Expression, TrackedExpression
-from abstain.ingest.exports.formats import FORMATS, Score, detect_format, make_nested_format
+from abstain.ingest.exports.expressions import TrackedExpression
+from abstain.ingest.exports.formats import FORMATS, AnyExpression, Score, detect_format, make_nested_format
 from abstain.ingest.exports.mapping import AnswerPaths, ExportMapping, ReviewScores, ThumbScores, format_value
 from abstain.ingest.exports.reviews import (
     ReviewField,
@@ -64,7 +64,7 @@ class ExportRows:
         self._tracked = {key: TrackedExpression(expression) for key, expression in mapping.get_expressions().items()}
         if mapping.scores:
             paths = {key.removeprefix("scores."): tracked for key, tracked in self._tracked.items()}
-            self._format = make_nested_format(paths, mapping.scores.id)
+            self._format = make_nested_format(paths)
         else:
             self._format = FORMATS[mapping.format]
         used_fields = frozenset[str]().union(*(expression.fields for expression in mapping.get_expressions().values()))
@@ -159,6 +159,7 @@ class ExportRows:
 
     def _survey_score(self, score: Score, part: ExportRecord) -> None:
         self._score_counts[score.name] += 1
+        self._track("scores", score.source_record, excluding="scores.list")
         if score.name not in self._mapping.score_names:
             self._count_skipped("scores that are not mapped", score.name)
         elif score.skip_reason is not None:
@@ -293,7 +294,7 @@ class ExportRows:
         )
 
 
-def _evaluate_first(record: JsonObject, *expressions: Expression | None) -> Any:
+def _evaluate_first(record: JsonObject, *expressions: AnyExpression | None) -> Any:
     """Return the value of the first expression that is set: the mapping's, else the format's."""
     expression = next((option for option in expressions if option is not None), None)
     return None if expression is None else expression.evaluate(record)

@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 from abstain.ingest.exports.expressions import Expression, TrackedExpression, from_json
 from abstain.ingest.parsing import JsonObject
 
+AnyExpression = Expression | TrackedExpression
+
 
 class Score(NamedTuple):
     """A person's or a machine's score of an answer.
@@ -61,11 +63,11 @@ class ExportFormat:
     iter_records: Callable[[JsonObject], Iterator[JsonObject]]
     iter_scores: Callable[[JsonObject, Collection[str]], Iterator[Score]]
     is_answer: Callable[[JsonObject], bool] = lambda record: True
-    id: Expression | None = None
-    scored_at: Expression | None = None
-    user: Expression | None = None
-    reviewer: Expression | None = None
-    comment: Expression | None = None
+    id: AnyExpression | None = None
+    scored_at: AnyExpression | None = None
+    user: AnyExpression | None = None
+    reviewer: AnyExpression | None = None
+    comment: AnyExpression | None = None
 
     def recognizes(self, record: JsonObject) -> bool:
         """Whether `record` has all fields of one of the signatures."""
@@ -109,6 +111,11 @@ def _iter_langfuse_scores(record: JsonObject, used: Collection[str]) -> Iterator
         yield Score(str(record["name"]), int(value) if isinstance(value, bool) else value, record, skip_reason)
 
 
+_EMPTY_ANNOTATION: JsonObject = dict.fromkeys(
+    ("name", "annotator_kind", "label", "score", "explanation", "identifier", "user_id")
+)
+
+
 def _iter_phoenix_records(record: JsonObject) -> Iterator[JsonObject]:
     """Yield the record with attributes nested as in OpenInference: `retrieval.documents.0...` is a list.
 
@@ -121,7 +128,7 @@ def _iter_phoenix_records(record: JsonObject) -> Iterator[JsonObject]:
     target = {**context, "context": context, "updated_at": span.get("end_time")}
     for annotated in (attributes, _to_object(attributes.get("trace"))):
         for item in _to_objects(annotated.get("annotations")):
-            annotation = {"name": None, "annotator_kind": None, **_to_object(_nest_keys(item).get("annotation"))}
+            annotation = _EMPTY_ANNOTATION | _to_object(_nest_keys(item).get("annotation"))
             yield {**target, **annotation, "result": annotation}
 
 
@@ -178,6 +185,7 @@ def _iter_argilla_records(record: JsonObject) -> Iterator[JsonObject]:
         elif any(response.keys() >= _ARGILLA_RESPONSE_FIELDS for response in _to_objects(column)):
             responses_by_question[key] = column
     other_fields = {key: value for key, value in record.items() if ".responses" not in key}
+    other_fields["metadata"] = _decode(record.get("metadata"))
     yield other_fields | {"responses": dict(sorted(responses_by_question.items()))}
 
 
@@ -270,6 +278,7 @@ FORMATS: dict[str, ExportFormat] = {
         "Langfuse",
         (
             frozenset({"name", "value", "trace_id"}),
+            frozenset({"name", "value", "data_type", "source"}),
             frozenset({"type", "start_time", "trace_id"}),
             frozenset({"id", "timestamp", "session_id"}),
         ),
@@ -306,7 +315,7 @@ FORMATS: dict[str, ExportFormat] = {
         (
             frozenset({"responses", "fields"}),
             frozenset({"responses", "_server_id"}),
-            frozenset({"responses", "external_id", "metadata"}),
+            frozenset({"responses", "external_id"}),
         ),
         _iter_argilla_records,
         _iter_argilla_scores,
@@ -339,13 +348,12 @@ FORMATS: dict[str, ExportFormat] = {
 }
 
 
-def make_nested_format(paths: Mapping[str, TrackedExpression], score_id: Expression | None) -> ExportFormat:
+def make_nested_format(paths: Mapping[str, TrackedExpression]) -> ExportFormat:
     """Make the format `nested` for the records of any tool that hold a list of their scores.
 
     Args:
-        paths: `list` locates the scores in a record. `name`, `value` and `where`, which may be missing, are evaluated
-            on a score, which has the record as its field `record`.
-        score_id: Id of a score, likewise.
+        paths: The keys of `mapping.NestedScores` that are set. `list` is evaluated on a record, the others on a score,
+            which has the record as its field `record`.
 
     Returns:
         The format.
@@ -359,7 +367,18 @@ def make_nested_format(paths: Mapping[str, TrackedExpression], score_id: Express
                 skip_reason = "left out by scores.where" if is_skipped else None
                 yield Score(str(name), paths["value"].evaluate(score), score, skip_reason)
 
-    return ExportFormat("nested", (frozenset(),), _iter_single_record, iter_scores, id=score_id)
+    user = paths.get("user")
+    return ExportFormat(
+        "nested",
+        (frozenset(),),
+        _iter_single_record,
+        iter_scores,
+        id=paths.get("id"),
+        scored_at=paths.get("time"),
+        user=user,
+        reviewer=user,
+        comment=paths.get("comment"),
+    )
 
 
 def detect_format(record: JsonObject) -> str | None:

@@ -101,6 +101,9 @@ class NestedScores(FrozenModel):
         value: Value of a score.
         where: Selects the scores that count; None selects all.
         id: Id of a score.
+        time: Time of a score.
+        user: Person who gave it.
+        comment: Comment on it.
     """
 
     list: ExpressionText
@@ -108,6 +111,9 @@ class NestedScores(FrozenModel):
     value: ExpressionText
     where: ExpressionText = None
     id: ExpressionText = None
+    time: ExpressionText = None
+    user: ExpressionText = None
+    comment: ExpressionText = None
 
 
 class ThumbScores(FrozenModel):
@@ -181,12 +187,15 @@ class ExportMapping(FrozenModel):
         return self
 
     def _iter_required(self) -> Iterator[tuple[str, str, Expression | None]]:
-        defaults = FORMATS.get(self.format, FORMATS["table"])  # `nested` fixes as little as a table
+        if self.scores:
+            scored_at, reviewer = self.scores.time, self.scores.user
+        else:
+            scored_at, reviewer = FORMATS[self.format].scored_at, FORMATS[self.format].reviewer
         if self.thumbs:
-            yield "thumbs", "given_at", self.thumbs.given_at or defaults.scored_at
+            yield "thumbs", "given_at", self.thumbs.given_at or scored_at
         if self.reviews:
-            yield "reviews", "reviewed_at", self.reviews.reviewed_at or defaults.scored_at
-            yield "reviews", "reviewer", self.reviews.reviewer or defaults.reviewer
+            yield "reviews", "reviewed_at", self.reviews.reviewed_at or scored_at
+            yield "reviews", "reviewer", self.reviews.reviewer or reviewer
 
     @property
     def thumb_names(self) -> frozenset[str]:
