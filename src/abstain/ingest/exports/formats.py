@@ -21,6 +21,7 @@ from abstain.ingest.exports.expressions import Expression, TrackedExpression, fr
 from abstain.ingest.parsing import JsonObject
 
 AnyExpression = Expression | TrackedExpression
+"""An expression that a format defines, or one of the mapping."""
 
 
 class Score(NamedTuple):
@@ -114,6 +115,7 @@ def _iter_langfuse_scores(record: JsonObject, used: Collection[str]) -> Iterator
 _EMPTY_ANNOTATION: JsonObject = dict.fromkeys(
     ("name", "annotator_kind", "label", "score", "explanation", "identifier", "user_id")
 )
+"""The fields of an annotation of Phoenix: among attributes, only those with a value are there."""
 
 
 def _iter_phoenix_records(record: JsonObject) -> Iterator[JsonObject]:
@@ -163,6 +165,7 @@ def _is_rejected(annotation: JsonObject) -> bool:
 
 
 _ARGILLA_RESPONSE_FIELDS = frozenset({"value", "user_id", "status"})
+"""The fields of a response in the column of its question."""
 
 
 def _iter_argilla_records(record: JsonObject) -> Iterator[JsonObject]:
@@ -259,9 +262,8 @@ def _iter_mlflow_scores(record: JsonObject, used: Collection[str]) -> Iterator[S
     for assessment in _to_objects(record.get("assessments")):
         content = _to_object(assessment.get("feedback") or assessment.get("expectation"))
         value = content.get("value", _decode(_to_object(content.get("serialized_value")).get("value")))
-        skip_reason = (
-            "given by a machine" if _to_object(assessment.get("source")).get("source_type") != "HUMAN" else None
-        )
+        source = _to_object(assessment.get("source"))
+        skip_reason = "given by a machine" if source.get("source_type") != "HUMAN" else None
         if assessment.get("valid") is False:
             skip_reason = "replaced by a later one"
         yield Score(str(assessment.get("assessment_name")), value, assessment, skip_reason)
