@@ -2,14 +2,14 @@
 
 If the Self-Familiarity of a question (Luo et al.) is below the threshold h, no answer is written. Or it is written with
 background on the unfamiliar concepts, as in the paper's case study: chunks that the asker may read. A chunk is
-background on a concept if it has all words of the concept, since the nearest chunk of an index need not be about it; so
-a chunk that the question came with may be one, too.
+background on a concept if it has all words of its name, since the nearest chunk of an index need not be about it; so a
+chunk that the question came with may be one, too.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from abstain.core.codes import Code
@@ -160,13 +160,16 @@ def _get_chunks_read(question: Question, prepared: PreparedRequest | UnreadableI
 
 
 def _find_naming(concept: str, chunks: Sequence[Context]) -> list[Context]:
-    """Return the chunks that have all words of a concept, in any case."""
-    words = _split_casefolded(concept)
-    return [chunk for chunk in chunks if words <= _split_casefolded(chunk.text)]
+    """Return the chunks that have all words of a concept, in any case.
+
+    Of a concept with capitals only these words count: the parser of the question may take a verb for a part of a name.
+    """
+    words = {word for word in split_words(concept) if word[:1].isupper()} or set(split_words(concept))
+    return [chunk for chunk in chunks if _casefold(words) <= _casefold(split_words(chunk.text))]
 
 
-def _split_casefolded(text: str) -> set[str]:
-    return {word.casefold() for word in split_words(text)}
+def _casefold(words: Iterable[str]) -> set[str]:
+    return {word.casefold() for word in words}
 
 
 def _make_reason(concepts: Sequence[str], consequence: str) -> DecisionReason:

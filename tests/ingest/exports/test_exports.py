@@ -135,6 +135,103 @@ def test_export_notes_count_unmapped_scores(tmp_path: Path) -> None:
         assert part in report.to_markdown() or "=" in part
 
 
+IDEAL = LANGFUSE + FEEDBACK + "  ideal_answer: output\n"
+
+
+@pytest.mark.parametrize("kind", ["CORRECTION", "TEXT", "CATEGORICAL"])
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_langfuse_text_is_read_of_every_type_of_text(tmp_path: Path, kind: str, suffix: str) -> None:
+    records = [score("s-1", "correctness", "right"), score("s-2", "output", "Twelve euros.", dataType=kind)]
+    file = write_table(tmp_path / f"scores{suffix}", *records)
+    (row,) = make_explicit_export([file], write_mapping(tmp_path, IDEAL)).read({})
+    assert row.review is not None and (row.review.correct, row.review.ideal_answer) == (True, "Twelve euros.")
+
+
+@pytest.mark.parametrize("answers", [[12], ["half of \ud83d"], ["Twelve.", "Ten."]])
+def test_ideal_answer_that_is_unreadable_leaves_the_criteria(tmp_path: Path, answers: list[Any]) -> None:
+    scores = [score("s-1", "correctness", "wrong"), score("s-2", "completeness", 0)]
+    scores += [score(f"i-{number}", "output", answer) for number, answer in enumerate(answers)]
+    reading = export(tmp_path / "in", *scores, mapping=IDEAL).read({})
+    (row,) = reading
+    assert row.review is not None and (row.review.correct, row.review.ideal_answer) == (False, None)
+    assert any("ideal answers" in note and "not taken: output (1)" in note for note in reading.outcome.notes)
+
+
+REVIEWED = """
+reviews:
+  reviewed_at: "'2026-10-07T00:00:00Z'"
+  reviewers: all
+  criteria: {verdict: {good: {complete: true, correct: true, truthful: true}}}
+"""
+
+
+def task(**changes: Any) -> dict[str, Any]:
+    """A task of Label Studio with an annotation that has `changes`."""
+    result = [{"from_name": "verdict", "type": "choices", "value": {"choices": ["good"]}}]
+    return {"data": {"id": "q-1"}, "annotations": [{"id": 1, "completed_by": "ann", "result": result, **changes}]}
+
+
+def trace(**assessment: Any) -> dict[str, Any]:
+    """A trace of MLflow without spans."""
+    whole = {"assessment_name": "verdict", "source": {"source_type": "HUMAN", "source_id": "ann"}, **assessment}
+    return {"info": {"trace_id": "q-1", "request_time": SCORED_AT, "assessments": [whole]}, "data": {"spans": []}}
+
+
+REJECTION = {"accepted": False, "created_at": "2026-10-06T08:00:00Z"}
+RESPONSES = {"user_id": ["ann", "bob"], "value": ["good", "good"], "status": ["submitted", "discarded"]}
+ANNOTATION = {"trace_id": "q-1", "name": "verdict", "annotator_kind": "HUMAN", "result": {"label": "good"}}
+
+
+@pytest.mark.parametrize(
+    ("mapping", "record", "is_read"),
+    [
+        ("phoenix trace_id || context.trace_id", {**ANNOTATION, "user_id": "ann"}, True),
+        ("argilla external_id", {"verdict": RESPONSES, "external_id": "q-1"}, True),
+        ("label_studio data.id", task(reviews=[REJECTION]), False),
+        ("label_studio data.id", task(reviews=[{"accepted": True, "created_at": "2026-10-07"}, REJECTION]), True),
+        ("label_studio data.id", task(reviews=[REJECTION], last_action="updated"), True),
+        ("label_studio data.id", task(last_action="rejected"), False),
+        ("mlflow trace_id", {"trace_id": "q-1", "trace": json.dumps(trace(feedback={"value": "good"}))}, True),
+        ("mlflow trace_id", trace(expectation={"serialized_value": {"value": '"good"'}}), True),
+    ],
+)
+def test_export_forms_of_a_tool_are_read(tmp_path: Path, mapping: str, record: dict[str, Any], is_read: bool) -> None:
+    name, path = mapping.split(" ", 1)
+    reading = export(tmp_path / "in", record, mapping=f"format: {name}\ninteraction_id: {path}{REVIEWED}").read({})
+    reviews = [(row.review.interaction_id, row.review.reviewer) for row in reading if row.review is not None]
+    assert reviews == [("q-1", "ann")] * is_read
+    assert is_read or any("not taken: verdict (1)" in note for note in reading.outcome.notes)
+
+
+def test_argilla_columns_of_different_length_raise(tmp_path: Path) -> None:
+    record = {"verdict": {**RESPONSES, "status": ["submitted"]}, "external_id": "q-1"}
+    mapping = f"format: argilla\ninteraction_id: external_id{REVIEWED}"
+    assert_refused(export(tmp_path / "in", record, mapping=mapping), "verdict", "one length")
+
+
+def test_phoenix_download_needs_no_identifier_or_user(tmp_path: Path) -> None:
+    names = {"name": "user_feedback", "label": "thumbs-up", "annotator_kind": "HUMAN"}
+    attributes = {f"annotations.0.annotation.{name}": value for name, value in names.items()}
+    span = {"context": {"span_id": "s-1"}, "span_kind": "LLM", "end_time": SCORED_AT, "attributes": attributes}
+    thumbs = "thumbs: {user: identifier || user_id, scores: {user_feedback: {thumbs-up: up}}}"
+    (row,) = export(tmp_path / "in", span, mapping=f"format: phoenix\ninteraction_id: span_id\n{thumbs}").read({})
+    assert row.thumb is not None and (row.thumb.interaction_id, row.thumb.user) == ("s-1", None)
+
+
+def test_langfuse_v3_scores_without_subject_are_named(tmp_path: Path) -> None:
+    bare = {name: value for name, value in score("s-1", "correctness", "right").items() if name != "traceId"}
+    source = export(tmp_path / "in", bare, mapping=LANGFUSE + FEEDBACK)
+    assert_refused(source, "interaction_id", "'trace_id'", code=Code.BAD_SETTING)
+
+
+@pytest.mark.parametrize("key", ["name", "user"])
+def test_nested_path_that_no_record_has_is_named(tmp_path: Path, key: str) -> None:
+    paths = {"list": "feedback", "name": "name", "value": "value", "user": "who"}
+    record = {"id": "q-1", "feedback": [{"name": "verdict", "value": "good", "who": "ann"}]}
+    mapping = f"format: nested\ninteraction_id: id\nscores: {json.dumps(paths | {key: 'nme'})}{REVIEWED}"
+    assert_refused(export(tmp_path / "in", record, mapping=mapping), f"scores.{key}", "'nme'", code=Code.BAD_SETTING)
+
+
 def write_table(file: Path, *records: dict[str, Any]) -> str:
     table = pd.DataFrame(records)
     if file.suffix == ".csv":
@@ -169,11 +266,14 @@ def test_export_cut_in_the_middle_gives_nothing(tmp_path: Path, name: str, sched
         assert_refused(make_explicit_export([str(file)], mapping), name)
 
 
-@pytest.mark.parametrize("page", ["langfuse", "phoenix", "label_studio", "argilla", "open_webui"])
+TOOLS = ("langfuse", "phoenix", "mlflow", "label_studio", "argilla", "open_webui")
+
+
+@pytest.mark.parametrize("page", TOOLS)
 def test_export_of_another_tool_raises_with_its_name(tmp_path: Path, page: str) -> None:
     needed = "reviews: {reviewed_at: at, reviewers: all, criteria: {a: {b: {correct: true}}}}"
     mapping = write_mapping(tmp_path, f"format: {page}\ninteraction_id: id\n{needed}\n")
-    for other in {"langfuse", "phoenix", "label_studio", "argilla", "open_webui"} - {page}:
+    for other in {*TOOLS} - {page}:
         assert_refused(make_explicit_export([str(FIXTURES / other)], mapping), f"format: {other}", "mapping.yaml")
     unknown = write_lines(tmp_path / "own.jsonl", {"a": 1})
     assert_refused(make_explicit_export([str(unknown)], mapping), "own.jsonl record 1", "its fields are a")
@@ -218,6 +318,12 @@ THUMBS, REVIEWS = "thumbs: {scores: {a: {1: up}}}", "reviews: {reviewers: all, c
         ("format: langfuse\ninteraction_id: a\nthumbs: {scores: {a: {1: good}}}", ["thumbs.scores", "'up' or 'down'"]),
         ("format: langfuse\ninteraction_id: a\nthumbs: {scores: {a: {1: up, '1.0': down}}}", ["'1.0' is equal"]),
         (f"format: langfuse\ninteraction_id: a\n{THUMBS}\n{REVIEWS}", ["the score 'a'"]),
+        (f"format: nested\ninteraction_id: a\n{THUMBS}", ["scores", "nested"]),
+        (
+            f"format: nested\ninteraction_id: a\nscores: {{list: a, name: b, value: c}}\n{THUMBS}",
+            ["thumbs.given_at is missing"],
+        ),
+        (f"format: langfuse\ninteraction_id: a\nscores: {{list: a, name: b, value: c}}\n{THUMBS}", ["nested"]),
         (f"format: table\ninteraction_id: a\n{REVIEWS}".replace("correct", "corect"), ["reviews.criteria", "corect"]),
     ],
 )
@@ -491,10 +597,22 @@ def test_export_key_that_comes_twice_in_one_object_is_named(tmp_path: Path) -> N
 
 
 NOTES = {
-    "langfuse": ["machine, not taken: correctness (1)", "not mapped: helpfulness (1)"],
-    "phoenix": ["toxicity (1)", "correctness (1)"],
-    "label-studio": ["cancelled", "tone (1)"],
-    "argilla": ["draft", "usefulness (1)"],
+    "langfuse": [
+        "machine, not taken: correctness (1)",
+        "not mapped: helpfulness (1)",
+        "interaction_id, not taken: user",
+    ],
+    "phoenix": [
+        "toxicity (1)",
+        "machine, not taken: correctness (2)",
+        "without a reviewer, not taken: correctness (1)",
+    ],
+    "mlflow": ["machine, not taken: correctness (1)", "replaced by a later one, not taken: correctness (1)"],
+    "opik": ["not mapped: hallucination_metric (1)"],
+    "langsmith": ["left out by scores.where, not taken: correctness (1)"],
+    "dify": [],
+    "label-studio": ["cancelled", "rejected by a reviewer of the annotation, not taken: verdict (1)", "tone (1)"],
+    "argilla": ["draft", "discarded", "usefulness (2)"],
     "open-webui": ["details.rating (1)", "reason (1)"],
     "table": ["Kanal (2)"],
 }

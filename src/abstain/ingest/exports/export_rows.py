@@ -22,9 +22,15 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.message_text import Role, extract_text
 from abstain.ingest.exports.expressions import Expression, TrackedExpression, from_json, from_literal
-from abstain.ingest.exports.formats import FORMATS, Score, detect_format
+from abstain.ingest.exports.formats import FORMATS, AnyExpression, Score, detect_format, make_nested_format
 from abstain.ingest.exports.mapping import AnswerPaths, ExportMapping, ReviewScores, ThumbScores, format_value
-from abstain.ingest.exports.reviews import ReviewField, ReviewKey, find_missing_criteria, make_review_row
+from abstain.ingest.exports.reviews import (
+    ReviewField,
+    ReviewKey,
+    drop_ideal_answer,
+    find_missing_criteria,
+    make_review_row,
+)
 from abstain.ingest.parsing import JsonObject, ParsedRow, make_reason, parse_object
 
 WRITER_FIELDS = ("writer_scores", "token_log_probs", "display", "propensity")
@@ -61,8 +67,12 @@ class ExportRows:
 
     def __init__(self, mapping: ExportMapping, name: str) -> None:
         self._mapping, self._name = mapping, name
-        self._format = FORMATS[mapping.format]
         self._tracked = {key: TrackedExpression(expression) for key, expression in mapping.get_expressions().items()}
+        if mapping.scores:
+            paths = {key.removeprefix("scores."): tracked for key, tracked in self._tracked.items()}
+            self._format = make_nested_format(paths)
+        else:
+            self._format = FORMATS[mapping.format]
         used_fields = frozenset[str]().union(*(expression.fields for expression in mapping.get_expressions().values()))
         self._used_fields = used_fields - mapping.thumb_names - mapping.review_names
         self._contexts_by_key: dict[str, list[Any]] = {}
@@ -159,6 +169,7 @@ class ExportRows:
 
     def _survey_score(self, score: Score, part: ExportRecord) -> None:
         self._score_counts[score.name] += 1
+        self._track("scores", score.source_record, excluding="scores.list")
         if score.name not in self._mapping.score_names:
             self._count_skipped("scores that are not mapped", score.name)
         elif score.skip_reason is not None:
@@ -227,12 +238,20 @@ class ExportRows:
                     yield parse_object(row, part.source, part.number)
 
     def iter_reviews(self) -> Iterator[ParsedRow]:
-        """Yield the reviews of all files. A review without all criteria is only counted, and comes once it has them."""
+        """Yield the reviews of all files. A review without all criteria is only counted, and comes once it has them.
+
+        So is an ideal answer that makes the row invalid, which does not take the criteria with it.
+        """
         for key, parts in self._reviews_by_key.values():
             if missing := find_missing_criteria(parts):
                 self._count_skipped("reviews that are not complete yet, not taken", f"without {' and '.join(missing)}")
-            else:
-                yield make_review_row(key, parts)
+                continue
+            row = make_review_row(key, parts)
+            if row.reasons and not (criteria_row := make_review_row(key, drop_ideal_answer(parts))).reasons:
+                name = str(cast(ReviewScores, self._mapping.reviews).ideal_answer)
+                self._count_skipped("ideal answers that are no text or contradict each other, not taken", name)
+                row = criteria_row
+            yield row
 
     def make_notes(self) -> tuple[str, ...]:
         """Return notes, with counts, on what gave no row; call it after the last row."""
@@ -307,7 +326,7 @@ class ExportRows:
         )
 
 
-def _evaluate_first(record: JsonObject, *expressions: Expression | None) -> Any:
+def _evaluate_first(record: JsonObject, *expressions: AnyExpression | None) -> Any:
     """Return the value of the first expression that is set: the mapping's, else the format's."""
     expression = next((option for option in expressions if option is not None), None)
     return None if expression is None else expression.evaluate(record)

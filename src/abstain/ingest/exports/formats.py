@@ -1,21 +1,27 @@
 """What the tools' schemas define: records, their scores, and the fields that hold a score's time and person.
 
 langfuse       scores, observations and traces: from the blob storage export, the API or the UI
-phoenix        span annotations, and spans with OpenInference attributes: from the REST API
+phoenix        annotations, and spans with OpenInference attributes: from the REST API or the UI
 label_studio   tasks with their annotations: the JSON export
-argilla        records with their responses: `to_json`, or the columns of `to_datasets`
+argilla        records with their responses: `to_json`, the columns of `to_datasets`, and both of Argilla 1.x
 open_webui     feedback with a snapshot of its chat: the feedback export
+mlflow         traces with their assessments: `to_json`, or the table of `search_traces`
 table          any table: each column without another meaning is a score
+nested         any records that hold a list of scores: the mapping says where
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from abstain.ingest.exports.expressions import Expression
+from abstain.ingest.exports.expressions import Expression, TrackedExpression, from_json
 from abstain.ingest.parsing import JsonObject
+
+AnyExpression = Expression | TrackedExpression
+"""An expression that a format defines, or one of the mapping."""
 
 
 class Score(NamedTuple):
@@ -58,11 +64,11 @@ class ExportFormat:
     iter_records: Callable[[JsonObject], Iterator[JsonObject]]
     iter_scores: Callable[[JsonObject, Collection[str]], Iterator[Score]]
     is_answer: Callable[[JsonObject], bool] = lambda record: True
-    id: Expression | None = None
-    scored_at: Expression | None = None
-    user: Expression | None = None
-    reviewer: Expression | None = None
-    comment: Expression | None = None
+    id: AnyExpression | None = None
+    scored_at: AnyExpression | None = None
+    user: AnyExpression | None = None
+    reviewer: AnyExpression | None = None
+    comment: AnyExpression | None = None
 
     def recognizes(self, record: JsonObject) -> bool:
         """Whether `record` has all fields of one of the signatures."""
@@ -74,8 +80,13 @@ def _iter_single_record(record: JsonObject) -> Iterator[JsonObject]:
 
 
 def _iter_langfuse_records(record: JsonObject) -> Iterator[JsonObject]:
-    """Yield the parts of a trace, with keys as in the blob export (`trace_id`), even if the file has `traceId`."""
+    """Yield the parts of a trace, with keys as in the blob export (`trace_id`), even if the file has `traceId`.
+
+    A score of the API v3 has its ids in a `subject` {kind, id, traceId}.
+    """
     fields = {_to_snake_case(key): value for key, value in record.items()}
+    if isinstance(subject := fields.get("subject"), dict):
+        fields = {"trace_id": subject.get("traceId"), f"{subject.get('kind')}_id": subject.get("id"), **fields}
     for part in ("observations", "scores"):
         items = fields.get(part)
         if isinstance(items, list) and all(isinstance(item, dict) for item in items):
@@ -95,14 +106,32 @@ def _is_langfuse_score(record: JsonObject) -> bool:
 
 def _iter_langfuse_scores(record: JsonObject, used: Collection[str]) -> Iterator[Score]:
     if _is_langfuse_score(record):
-        is_text = record.get("data_type") in ("CATEGORICAL", "TEXT") and record.get("string_value") is not None
+        is_text = "string_value" in record and record.get("data_type") not in (None, "NUMERIC", "BOOLEAN")
+        value = record["string_value" if is_text else "value"]
         skip_reason = "given by a machine" if record.get("source") == "EVAL" else None
-        yield Score(str(record["name"]), record["string_value" if is_text else "value"], record, skip_reason)
+        yield Score(str(record["name"]), int(value) if isinstance(value, bool) else value, record, skip_reason)
+
+
+_EMPTY_ANNOTATION: JsonObject = dict.fromkeys(
+    ("name", "annotator_kind", "label", "score", "explanation", "identifier", "user_id")
+)
+"""The fields of an annotation of Phoenix: among attributes, only those with a value are there."""
 
 
 def _iter_phoenix_records(record: JsonObject) -> Iterator[JsonObject]:
-    """Yield the record with attributes nested as in OpenInference: `retrieval.documents.0...` is a list."""
-    yield _nest_keys(record)
+    """Yield the record with attributes nested as in OpenInference: `retrieval.documents.0...` is a list.
+
+    Then yield the annotations among its attributes, of the span or its trace, as the API gives them. They have no time,
+    so they get the end of the span.
+    """
+    span = _nest_keys(record)
+    yield span
+    attributes, context = _to_object(span.get("attributes")), _to_object(span.get("context"))
+    target = {**context, "context": context, "updated_at": span.get("end_time")}
+    for annotated in (attributes, _to_object(attributes.get("trace"))):
+        for item in _to_objects(annotated.get("annotations")):
+            annotation = _EMPTY_ANNOTATION | _to_object(_nest_keys(item).get("annotation"))
+            yield {**target, **annotation, "result": annotation}
 
 
 def _iter_phoenix_scores(record: JsonObject, used: Collection[str]) -> Iterator[Score]:
@@ -116,6 +145,8 @@ def _iter_phoenix_scores(record: JsonObject, used: Collection[str]) -> Iterator[
 def _iter_label_studio_scores(record: JsonObject, used: Collection[str]) -> Iterator[Score]:
     for annotation in _to_objects(record["annotations"]):
         skip_reason = "cancelled by the annotator" if annotation.get("was_cancelled") else None
+        if _is_rejected(annotation):
+            skip_reason = "rejected by a reviewer of the annotation"
         for result in _to_objects(annotation.get("result")):
             kind = str(result.get("type"))
             value = _to_object(result.get("value")).get("text" if kind == "textarea" else kind)
@@ -124,24 +155,51 @@ def _iter_label_studio_scores(record: JsonObject, used: Collection[str]) -> Iter
             yield Score(str(result.get("from_name")), value, annotation, skip_reason, annotation.get("id"))
 
 
+def _is_rejected(annotation: JsonObject) -> bool:
+    """Whether a reviewer rejected a Label Studio annotation, and nobody has changed it since."""
+    if annotation.get("last_action"):
+        return bool(annotation["last_action"] == "rejected")
+    reviews = _to_objects(annotation.get("reviews"))
+    last_review = max(reviews, key=lambda review: str(review.get("created_at")), default={})
+    return last_review.get("accepted") is False
+
+
+_ARGILLA_RESPONSE_FIELDS = frozenset({"value", "user_id", "status"})
+"""The fields of a response in the column of its question."""
+
+
 def _iter_argilla_records(record: JsonObject) -> Iterator[JsonObject]:
-    """Yield the record with the columns `QUESTION.responses`, `.users` and `.status` as a list per question."""
+    """Yield the record with a list of responses per question.
+
+    In the file they are in such lists; or, of Argilla 1.x, in one list with the `values` of all questions, or in a
+    column per question; or in the columns `QUESTION.responses`, `.users` and `.status`.
+    """
     responses_by_question = dict(_to_object(record.get("responses")))
-    other_fields = {key: value for key, value in record.items() if ".responses" not in key}
-    for key in record.keys() - other_fields.keys():
+    for response in _to_objects(record.get("responses")):
+        for question, answer in _to_object(response.get("values")).items():
+            value = _to_object(answer).get("value")
+            responses_by_question.setdefault(question, []).append({**response, "value": value})
+    for key, column in record.items():
         if key.endswith(".responses"):
-            values = _get_list(record, key)
-            users, statuses = (
-                _get_list(record, f"{key}.{part}") or [None] * len(values) for part in ("users", "status")
-            )
-            if not len(values) == len(users) == len(statuses):
-                raise ValueError(f"{key}, its users and its status are not of one length")
-            responses = [
-                {"value": value, "user_id": user, "status": status}
-                for value, user, status in zip(values, users, statuses, strict=True)
-            ]
-            responses_by_question[key.removesuffix(".responses")] = responses
+            columns = {"value": column, "user_id": record.get(f"{key}.users"), "status": record.get(f"{key}.status")}
+            responses_by_question[key.removesuffix(".responses")] = _join_columns(key, columns)
+        elif isinstance(column, dict) and column.keys() >= _ARGILLA_RESPONSE_FIELDS:
+            responses_by_question[key] = _join_columns(key, column)
+        elif any(response.keys() >= _ARGILLA_RESPONSE_FIELDS for response in _to_objects(column)):
+            responses_by_question[key] = column
+    other_fields = {key: value for key, value in record.items() if ".responses" not in key}
+    other_fields["metadata"] = _decode(record.get("metadata"))
     yield other_fields | {"responses": dict(sorted(responses_by_question.items()))}
+
+
+def _join_columns(question: str, columns: JsonObject) -> list[JsonObject]:
+    """Return the responses of which each column has one field. Raises `ValueError` if they differ in number."""
+    values = columns.get("value")
+    n_responses = len(values) if isinstance(values, list) else 0
+    lists = {name: columns.get(name) or [None] * n_responses for name in sorted(_ARGILLA_RESPONSE_FIELDS)}
+    if not all(isinstance(items, list) and len(items) == n_responses for items in lists.values()):
+        raise ValueError(f"{question}, its users and its status are no lists of one length")
+    return [dict(zip(lists, items, strict=True)) for items in zip(*lists.values(), strict=True)]
 
 
 def _iter_argilla_scores(record: JsonObject, used: Collection[str]) -> Iterator[Score]:
@@ -149,8 +207,7 @@ def _iter_argilla_scores(record: JsonObject, used: Collection[str]) -> Iterator[
         for response in _to_objects(responses):
             status = response.get("status")
             skip_reason = f"of the status {status}" if status not in (None, "submitted") else None
-            source_record = record | {"user_id": response.get("user_id")}
-            yield Score(question, response.get("value"), source_record, skip_reason, response.get("user_id"))
+            yield Score(question, response.get("value"), record | response, skip_reason, response.get("user_id"))
 
 
 def _iter_open_webui_records(record: JsonObject) -> Iterator[JsonObject]:
@@ -186,6 +243,32 @@ def _iter_open_webui_scores(record: JsonObject, used: Collection[str]) -> Iterat
     yield Score("reason", data.get("reason"), record, form=form)
 
 
+def _iter_mlflow_records(record: JsonObject) -> Iterator[JsonObject]:
+    """Yield the info of the trace with its `spans`, and with `request` and `response`: the root span's in and output.
+
+    A row of `search_traces` has the trace as JSON in its column `trace`.
+    """
+    trace = _to_object(from_json(record["trace"])) if "trace" in record else record
+    spans = [
+        {**span, "attributes": {key: _decode(value) for key, value in _to_object(span.get("attributes")).items()}}
+        for span in _to_objects(_to_object(trace.get("data")).get("spans"))
+    ]
+    root: JsonObject = next((span["attributes"] for span in spans if not span.get("parent_span_id")), {})
+    contents = {"request": root.get("mlflow.spanInputs"), "response": root.get("mlflow.spanOutputs"), "spans": spans}
+    yield _to_object(trace.get("info")) | contents
+
+
+def _iter_mlflow_scores(record: JsonObject, used: Collection[str]) -> Iterator[Score]:
+    for assessment in _to_objects(record.get("assessments")):
+        content = _to_object(assessment.get("feedback") or assessment.get("expectation"))
+        value = content.get("value", _decode(_to_object(content.get("serialized_value")).get("value")))
+        source = _to_object(assessment.get("source"))
+        skip_reason = "given by a machine" if source.get("source_type") != "HUMAN" else None
+        if assessment.get("valid") is False:
+            skip_reason = "replaced by a later one"
+        yield Score(str(assessment.get("assessment_name")), value, assessment, skip_reason)
+
+
 def _iter_table_scores(record: JsonObject, used: Collection[str]) -> Iterator[Score]:
     for column, cell in record.items():
         if column not in used:
@@ -197,6 +280,7 @@ FORMATS: dict[str, ExportFormat] = {
         "Langfuse",
         (
             frozenset({"name", "value", "trace_id"}),
+            frozenset({"name", "value", "data_type", "source"}),
             frozenset({"type", "start_time", "trace_id"}),
             frozenset({"id", "timestamp", "session_id"}),
         ),
@@ -210,10 +294,10 @@ FORMATS: dict[str, ExportFormat] = {
     ),
     "phoenix": ExportFormat(
         "Phoenix",
-        (frozenset({"span_id", "name", "annotator_kind"}), frozenset({"context", "span_kind"})),
+        (frozenset({"name", "annotator_kind"}), frozenset({"context", "span_kind"})),
         _iter_phoenix_records,
         _iter_phoenix_scores,
-        is_answer=lambda record: "context" in record,
+        is_answer=lambda record: "annotator_kind" not in record,
         id=Expression("id"),
         scored_at=Expression("updated_at || created_at"),
         reviewer=Expression("user_id"),
@@ -230,7 +314,11 @@ FORMATS: dict[str, ExportFormat] = {
     ),
     "argilla": ExportFormat(
         "Argilla",
-        (frozenset({"responses", "fields"}), frozenset({"responses", "_server_id"})),
+        (
+            frozenset({"responses", "fields"}),
+            frozenset({"responses", "_server_id"}),
+            frozenset({"responses", "external_id"}),
+        ),
         _iter_argilla_records,
         _iter_argilla_scores,
         user=Expression("user_id"),
@@ -247,8 +335,52 @@ FORMATS: dict[str, ExportFormat] = {
         reviewer=Expression("user_id"),
         comment=Expression("data.comment"),
     ),
+    "mlflow": ExportFormat(
+        "MLflow",
+        (frozenset({"trace_id", "request_time"}),),
+        _iter_mlflow_records,
+        _iter_mlflow_scores,
+        id=Expression("assessment_id"),
+        scored_at=Expression("last_update_time || create_time"),
+        user=Expression("source.source_id"),
+        reviewer=Expression("source.source_id"),
+        comment=Expression("rationale"),
+    ),
     "table": ExportFormat("table", (frozenset(),), _iter_single_record, _iter_table_scores),
 }
+
+
+def make_nested_format(paths: Mapping[str, TrackedExpression]) -> ExportFormat:
+    """Make the format `nested` for the records of any tool that hold a list of their scores.
+
+    Args:
+        paths: The keys of `mapping.NestedScores` that are set. `list` is evaluated on a record, the others on a score,
+            which has the record as its field `record`.
+
+    Returns:
+        The format.
+    """
+
+    def iter_scores(record: JsonObject, used: Collection[str]) -> Iterator[Score]:
+        for item in _to_objects(paths["list"].evaluate(record)):
+            score = item | {"record": record}
+            if (name := paths["name"].evaluate(score)) is not None:
+                is_skipped = "where" in paths and not paths["where"].evaluate(score)
+                skip_reason = "left out by scores.where" if is_skipped else None
+                yield Score(str(name), paths["value"].evaluate(score), score, skip_reason)
+
+    user = paths.get("user")
+    return ExportFormat(
+        "nested",
+        (frozenset(),),
+        _iter_single_record,
+        iter_scores,
+        id=paths.get("id"),
+        scored_at=paths.get("time"),
+        user=user,
+        reviewer=user,
+        comment=paths.get("comment"),
+    )
 
 
 def detect_format(record: JsonObject) -> str | None:
@@ -261,17 +393,10 @@ def detect_format(record: JsonObject) -> str | None:
         The name of its format; None if no tool writes such records.
     """
     for name, export_format in FORMATS.items():
-        if name != "table" and any(export_format.recognizes(part) for part in export_format.iter_records(record)):
-            return name
+        with suppress(ValueError):  # of a record that contradicts itself as one of that tool
+            if name != "table" and any(map(export_format.recognizes, export_format.iter_records(record))):
+                return name
     return None
-
-
-def _get_list(record: JsonObject, key: str) -> list[Any]:
-    """Return the list in `key`, empty if there is none. Raises `ValueError` for any other value."""
-    value = record.get(key)
-    if value is not None and not isinstance(value, list):
-        raise ValueError(f"{key} is no list")
-    return value or []
 
 
 def _to_object(value: Any) -> JsonObject:
@@ -280,6 +405,12 @@ def _to_object(value: Any) -> JsonObject:
 
 def _to_objects(value: Any) -> list[JsonObject]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _decode(value: Any) -> Any:
+    """Return the value of a JSON text; any other value is unchanged."""
+    decoded = from_json(value)
+    return value if decoded is None else decoded
 
 
 def _to_snake_case(name: str) -> str:

@@ -112,6 +112,31 @@ class RetrievalPaths(FrozenModel):
     contexts: ExpressionText
 
 
+class NestedScores(FrozenModel):
+    """Expressions that locate the scores of a record in a list of objects.
+
+    Attributes:
+        list: The list, in the record.
+        name: Name of a score. This expression and the following ones are evaluated on an item of the list, which has
+            the whole record as its field `record`.
+        value: Value of a score.
+        where: Selects the scores that count; None selects all.
+        id: Id of a score.
+        time: Time of a score.
+        user: Person who gave it.
+        comment: Comment on it.
+    """
+
+    list: ExpressionText
+    name: ExpressionText
+    value: ExpressionText
+    where: ExpressionText = None
+    id: ExpressionText = None
+    time: ExpressionText = None
+    user: ExpressionText = None
+    comment: ExpressionText = None
+
+
 class ThumbScores(FrozenModel):
     """Scores that are thumbs. A path that the format defines may be left out.
 
@@ -154,14 +179,16 @@ class ExportMapping(FrozenModel):
         interaction_id: Id of an answer, in its record and in the records of its scores.
         answers: Where answers are; None if the export has none.
         retrievals: Where contexts are that have records of their own.
+        scores: Where the scores of a record are; only of the format `nested`.
         thumbs: Which scores are thumbs.
         reviews: Which scores are fields of a review.
     """
 
-    format: Literal["argilla", "label_studio", "langfuse", "open_webui", "phoenix", "table"]
+    format: Literal["argilla", "label_studio", "langfuse", "mlflow", "nested", "open_webui", "phoenix", "table"]
     interaction_id: ExpressionText = Field(description="of an answer, and of what a score judges")
     answers: AnswerPaths | None = None
     retrievals: RetrievalPaths | None = None
+    scores: NestedScores | None = None
     thumbs: ThumbScores | None = None
     reviews: ReviewScores | None = None
 
@@ -171,6 +198,8 @@ class ExportMapping(FrozenModel):
             raise ValueError("it maps nothing: write answers, thumbs or reviews")
         if self.retrievals and not self.answers:
             raise ValueError("retrievals without answers: write answers, too")
+        if (self.format == "nested") != (self.scores is not None):
+            raise ValueError("scores says where the format nested has its scores: write both or neither")
         if duplicates := sorted(self.thumb_names & self.review_names):
             raise ValueError(f"the score '{duplicates[0]}' is a thumb and part of a review: decide for one")
         for section, field, path in self._iter_required():
@@ -179,12 +208,15 @@ class ExportMapping(FrozenModel):
         return self
 
     def _iter_required(self) -> Iterator[tuple[str, str, Expression | None]]:
-        defaults = FORMATS[self.format]
+        if self.scores:
+            scored_at, reviewer = self.scores.time, self.scores.user
+        else:
+            scored_at, reviewer = FORMATS[self.format].scored_at, FORMATS[self.format].reviewer
         if self.thumbs:
-            yield "thumbs", "given_at", self.thumbs.given_at or defaults.scored_at
+            yield "thumbs", "given_at", self.thumbs.given_at or scored_at
         if self.reviews:
-            yield "reviews", "reviewed_at", self.reviews.reviewed_at or defaults.scored_at
-            yield "reviews", "reviewer", self.reviews.reviewer or defaults.reviewer
+            yield "reviews", "reviewed_at", self.reviews.reviewed_at or scored_at
+            yield "reviews", "reviewer", self.reviews.reviewer or reviewer
 
     @property
     def thumb_names(self) -> frozenset[str]:
@@ -206,7 +238,7 @@ class ExportMapping(FrozenModel):
     def get_expressions(self) -> dict[str, Expression]:
         """Return every expression of the file, by its key."""
         expressions: dict[str, Expression] = {"interaction_id": self.interaction_id}
-        for name in ("answers", "retrievals", "thumbs", "reviews"):
+        for name in ("answers", "retrievals", "scores", "thumbs", "reviews"):
             section = getattr(self, name)
             for key in type(section).model_fields if section else ():
                 if isinstance(value := getattr(section, key), Expression):

@@ -47,6 +47,14 @@ def find_missing_criteria(parts: list[ReviewField]) -> list[str]:
     return [criterion for criterion in CRITERIA if all(criterion not in part.values for part in parts)]
 
 
+def drop_ideal_answer(parts: list[ReviewField]) -> list[ReviewField]:
+    """Return `parts` without the ideal answer."""
+    return [
+        part._replace(values={name: value for name, value in part.values.items() if name != "ideal_answer"})
+        for part in parts
+    ]
+
+
 def make_review_row(key: ReviewKey, parts: list[ReviewField]) -> ParsedRow:
     """Build a review from its scores: each field has its newest value, and the review has the time of the newest score.
 
