@@ -128,6 +128,14 @@ def test_generate_answers_names_stand_before_any_reason(add_check: AddCheck, spo
         assert reason.message.startswith(f"the base model does not know Fugue: it read singers#1; {other}")
 
 
+def test_generate_answers_background_need_not_have_a_verb(add_check: AddCheck, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a concept in which the parser took a verb for a part of the name."""
+    guessed = Familiarity((GuessedConcept("Fugue win", "", "", 0.1),), 0.1)
+    monkeypatch.setattr(SelfFamiliarity, "score", lambda self, questions: [guessed])
+    (found,) = generate_answers(add_check(retrieve=retrieve), [ASKED], ASK, entitlements=["singers"])
+    assert "know Fugue win: it read singers#1" in str(found.decision.reason)
+
+
 def test_generate_answers_background_needs_entitlements(add_check: AddCheck, answered: list[str]) -> None:
     (found,) = generate_answers(add_check(retrieve=retrieve), [ASKED], ASK)
     assert found.interaction is None and answered == []
