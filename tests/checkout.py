@@ -1,6 +1,7 @@
 """This checkout's files, and copies of them."""
 
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import yaml
@@ -31,6 +32,7 @@ def is_as_shipped() -> bool:
     return (ROOT / "params.yaml").read_text(encoding="utf-8").startswith(MARK)
 
 
+@cache
 def shipped_params() -> Params:
     """The parameters that are shipped."""
     return Params.model_validate(yaml.safe_load(SHIPPED["params.yaml"]))

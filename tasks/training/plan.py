@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-import yaml
-
 from abstain.config.params import load_params
+from abstain.config.yaml_model import parse_yaml
 from abstain.core import paths
 from abstain.core.errors import AbstainError
 from abstain.ingest.quarantine import require_unblocked
@@ -231,8 +230,7 @@ def find_stages_with_other_requirements(workspace: Workspace) -> set[str]:
 
 
 def _parse_stages(text: str) -> dict[str, object]:
-    safe = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    return dict(yaml.load(text, Loader=safe).get("stages", {}))  # noqa: S506 (both are)
+    return dict(parse_yaml(text).get("stages", {}))
 
 
 def _parse_changes(entries: list[object]) -> list[Change]:
