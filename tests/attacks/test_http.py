@@ -150,14 +150,6 @@ def test_server_replies_to_a_wrong_key_sent_with_its_body(service: GateService) 
     assert status == 401 and "Bearer KEY" in json.loads(reply)["detail"]
 
 
-def test_server_returns_nothing_sent_as_a_header(address: str, assert_repelled: Count) -> None:
-    content = b"GET /v1/version HTTP/1.1\r\n" + HOST
-    content += b"traceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\r\n"
-    content += b"tracestate: a=b%0d%0aX-Evil: 1\r\nbaggage: a=%0d%0aX-Evil:1\r\n\r\n"
-    repelled = b"\r\nX-Evil" not in exchange(split_address(address), content)
-    assert_repelled("split responses", 1, repelled)
-
-
 def test_server_logs_few_lines_of_invalid_requests(
     address: str, caplog: pytest.LogCaptureFixture, assert_repelled: Count
 ) -> None:

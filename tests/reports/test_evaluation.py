@@ -157,15 +157,6 @@ def test_page_user_text_stays_text() -> None:
         assert to_single_line(text) in told
 
 
-def test_markdown_user_text_stays_text() -> None:
-    found = tokens(MARKDOWN)
-    assert {token.type for token in found} <= TOKENS
-    images = [str(token.attrs["src"]) for token in found if token.type == "image"]
-    assert sorted(images) == sorted(f"{name}.svg" for name in PLOTS)
-    for text in NASTY[:4]:
-        assert to_single_line(text) in "".join(token.content for token in found if token.type.startswith("text"))
-
-
 def test_render_html_ignores_links_and_html_of_markdown() -> None:
     asked = [f"a {LINK} b", TAG, "![x](other.svg)", "![y](data:image/png;base64,AA==)", "&lt;i&gt;", "```", TAG, "```"]
     page = Page(render_html(make_report(*asked), IMAGES))

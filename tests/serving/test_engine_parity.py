@@ -1,7 +1,7 @@
 """The embedded model by plain transformers, as an engine would serve it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,12 +12,8 @@ from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
 from abstain.llm.engine.loading import find_model, load_tokenizer
 from abstain.llm.engine.prompts import load_layout
-from abstain.llm.signals.base import FeatureBatch
-from abstain.llm.signals.compute_features import read_features
-from abstain.llm.signals.likelihood import LIKELIHOOD_SIGNALS, NLL_WITH_CONTEXT
 from abstain.serving.engine_states import parse_states
 from abstain.serving.feature_spec import FeatureSpec
-from abstain.serving.log_probs import parse_log_probs
 from abstain.serving.predictor import Predictor
 from abstain.serving.request_files import make_interaction_from_texts
 from tests.conftest import MODELS
@@ -29,7 +25,6 @@ from tests.serving.test_engine_states import Served, describe
 pytestmark = pytest.mark.slow
 
 MODEL, LAYOUT, LAYER = "smollm2-135m-instruct", "rag-chatml-v1", 20
-BFLOAT16 = 0.05
 SYSTEM = "You answer questions of bank customers. Answer in a few words copied from the context."
 ROWS = [
     make_interaction_from_texts("How much is a new card?", "A new card costs 12.50 EUR.", ["A lost card.", "Ask us."]),
@@ -103,34 +98,3 @@ def test_parse_states_are_those_of_our_own_engine(
         with_texts, without = (parse_states(content, description, chat.spec, known) for known in (tokens, None))
         assert measure_difference(with_texts, expected) < 1e-4
         assert torch.equal(with_texts, without)
-
-
-def test_parse_states_of_bfloat16_are_close(serve: Callable[..., Chat]) -> None:
-    """A model that runs in bfloat16 has other states; the difference is that of the project's own engine in bfloat16."""
-    chat = serve()
-    model = find_model(MODEL, chat.predictor.source.settings).path
-    half = replace(chat, plain=PlainModel.load(model, torch.bfloat16))
-    for row, expected in zip(ROWS, chat.read(), strict=True):
-        content, prompt = half.write(row, LAYER)
-        states = parse_states(content, describe(layers=(LAYER,), prompt_tokens=prompt), chat.spec)
-        assert 0 < measure_difference(states, expected) < BFLOAT16
-
-
-def test_parse_log_probs_score_as_those_of_the_base_model(serve: Callable[..., Chat]) -> None:
-    chat = serve()
-    source, plain = chat.predictor.source, chat.plain
-    own = read_features(source.params, source.settings, ROWS, [NLL_WITH_CONTEXT])
-    for index, row in enumerate(ROWS):
-        ids, start = chat.ids(row, eos=True), len(chat.prompt(row))
-        with torch.inference_mode():
-            log_p = plain.model(torch.tensor([ids])).logits[0].log_softmax(-1)
-        content = [
-            {"token": plain.tokenizer.decode([ids[place]]), "logprob": float(log_p[place - 1, ids[place]])}
-            for place in range(start, len(ids))
-        ]
-        response = {"choices": [{"logprobs": {"content": content}}]}
-        found = parse_log_probs(response, chat.spec, row.answer, chat.encode(row))
-        given = FeatureBatch([row], {NLL_WITH_CONTEXT: [found.to_nll_and_entropy()]})
-        for signal in LIKELIHOOD_SIGNALS:
-            if signal.name in ("sequence_log_prob", "joint_log_prob", "mean_log_prob", "min_log_prob"):
-                assert signal.score(given) == pytest.approx(signal.score(own.take([index])), abs=1e-3)

@@ -41,6 +41,8 @@ def test_answer_needs_a_role_where_it_is_withheld(connect: Connect, threshold: s
         names, decision = stream(name, "buffered")
         assert names == (["text", "decision"] if is_shown else ["decision"])
         assert (decision["show"], decision["answer"]) == (is_shown, answer)
+    rejected = client.post("/v1/answer", json={**QUESTION, "stream": "optimistic"}, headers=headers["asker"])
+    assert rejected.status_code == 403 and "event: " not in rejected.text
     names, decision = stream("reader", "optimistic")
     assert names.count("text") > 1 and names[-1] == ("decision" if is_shown else "retract")
     assert names.count("decision") == 1 and (decision["show"], decision["answer"]) == (is_shown, reader["answer"])
