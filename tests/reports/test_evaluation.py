@@ -139,9 +139,7 @@ TAGS = {
 }  # fmt: skip
 BLOCKS = ("heading", "paragraph", "table", "thead", "tbody", "tr", "th", "td")
 PLAIN = {"inline", "text", "text_special", *(f"{part}_{end}" for part in BLOCKS for end in ("open", "close"))}
-MARKED = ("strong", "em", "bullet_list", "ordered_list", "list_item")
-TOKENS = {*PLAIN, "softbreak", "image", *(f"{part}_{end}" for part in MARKED for end in ("open", "close"))}
-"""All that a page, texts and tables in Markdown, and a whole report in Markdown are made of."""
+"""All that a page, and texts and tables in Markdown are made of."""
 
 
 def test_page_user_text_stays_text() -> None:

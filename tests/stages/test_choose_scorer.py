@@ -96,6 +96,7 @@ def test_evaluate_served_fusion_as_it_decides(wide: Params) -> None:
     assert "fusion" in (paths.REPORT / "report.html").read_text()
     evaluation = artifacts.read_json(paths.EVALUATION)
     assert evaluation["kinds"]["fusion"] == "served fusion" and evaluation["served"]["name"] == "fusion"
+    assert set(OWN_MODELS) < evaluation["kinds"].keys()
     scores = pd.read_parquet(paths.SCORES).set_index("interaction_id")
     expected = read_served_confidences()[scores.index]
     np.testing.assert_allclose(scores["fusion"], expected, rtol=0, atol=1e-4)
