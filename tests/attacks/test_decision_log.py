@@ -98,6 +98,10 @@ def test_feedback_cannot_be_forged(connect: Connect, assert_repelled: Count) -> 
         (review("late", reviewed_at="1999-01-01T00:00:00Z"), ann, 422),
         (review("heavy", inclusion_probability=1e-6), ann, 422),
         (thumb("both", correct=True), thumbs, 422),
+        (thumb("none", thumb=None), thumbs, 422),
+        (thumb("sideways", thumb="sideways"), thumbs, 422),
+        (review("part", truthful=None), ann, 422),
+        (review("user", user="ann"), ann, 422),
         (thumb("late", given_at="1999-01-01T00:00:00Z"), thumbs, 422),
         (thumb("queue", feedback_id="page/sampled/x"), thumbs, 409),
     ]
