@@ -86,27 +86,6 @@ def test_server_rejects_keys_of_another_role(client: TestClient, keys: dict[str,
     assert_repelled("keys of another role", len(replies), sum(one.status_code == 403 for one in replies))
 
 
-def test_server_hides_withheld_text_from_ask(client: TestClient, keys: dict[str, str], assert_repelled: Count) -> None:
-    repelled, streams = 0, (None, "buffered", "optimistic")
-    for stream in streams:
-        may, seen = (
-            client.post("/v1/answer", json={**QUESTION, "stream": stream}, headers=bearer(keys[role]))
-            for role in ("all", "ask")
-        )
-        assert may.status_code == 200 and '"answer":null' not in may.text.replace(": ", ":")
-        is_held = "event: text" not in seen.text and '"answer":null' in seen.text.replace(": ", ":")
-        repelled += seen.status_code == 403 or is_held
-    assert_repelled("withheld text for the role `ask`", len(streams), repelled)
-    asked = {**ASKED, "answer": "a secret answer", "interaction_id": "w-1"}
-    assert client.post("/v1/gate", json=asked, headers=bearer(keys["ask"])).json()["show"] is False
-    repelled, roles = 0, ("ask", "feedback", "review")
-    for role in roles:
-        client.cookies.clear()
-        log_in(client, keys[role])
-        repelled += all("a secret answer" not in client.get(path).text for path in ("/", "/review?id=w-1"))
-    assert_repelled("withheld text on the page", len(roles), repelled)
-
-
 def test_server_rejects_a_revoked_key_at_once(
     client: TestClient, keys: dict[str, str], tmp_path: Path, assert_repelled: Count
 ) -> None:

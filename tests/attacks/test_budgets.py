@@ -164,25 +164,6 @@ def test_long_work_ends_with_its_time_and_its_caller(
     assert_repelled("abandoned work", len(work), repelled)
 
 
-def test_decisions_do_not_wait_for_answers(serve: Serve, steps: list[float], assert_repelled: Count) -> None:
-    server = serve()
-    for seed in range(3):  # of different kinds, so that two of them wait
-        server.send_json("/v1/answer", **(LONG | {"seed": seed}))
-    assert happens(lambda: bool(steps))
-    began = time.monotonic()
-    repelled = sum(server.decides() and time.monotonic() - began < 5 for _ in range(3))
-    assert not server.service._batcher.is_idle, "the answers are still being written"
-    assert_repelled("long answers before decisions", 3, repelled)
-
-
-def test_queue_is_not_filled_by_one_caller(serve: Serve, steps: list[float], assert_repelled: Count) -> None:
-    server = serve(max_queued=8, caller=CallerLimits(max_queued=4))
-    sent = [server.send_json("/v1/answer", **(LONG | {"seed": seed})) for seed in range(12)]
-    rejected = sum(b" 429 " in read_reply(connection, 0.3) for connection in sent)
-    assert rejected >= 12 - 1 - 4, "one runs, four wait"
-    assert_repelled("queue filled by one caller", 1, server.decides(OTHER))
-
-
 def test_body_without_a_key_takes_no_memory(serve: Serve, assert_repelled: Count) -> None:
     server = serve(ApiKeys(create_key("ann", ["ask"])[1]), body_limit=8 * 1024 * 1024)
     tried = [("/nothing", b" 404 "), ("/login", b" 413 "), ("/try", b" 413 "), ("/v1/gate", b" 401 ")]

@@ -1,11 +1,9 @@
-"""Ways to have a withheld answer shown at the gate itself: used ids, forged scores, and texts that cannot be sent."""
+"""Ways to have a withheld answer shown at the gate itself: forged scores, and texts that cannot be sent."""
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from abstain.config.serve_settings import CallerLimits
 from abstain.serving.gateways.client import HttpGate, decide_if_complete
 from tests.attacks.conftest import Count
 from tests.serving.clients import GateClient
@@ -13,33 +11,12 @@ from tests.serving.gateways.conftest import CONTEXTS, QUESTION, Answers, Connect
 
 pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
 
-ROUNDS = 20
-
 
 def is_shown(client: GateClient, answer: str, **more: Any) -> bool:
     body = {"question": QUESTION, "contexts": CONTEXTS, "answer": answer, **more}
     sent = client.post("/v1/gate", json=body)
     assert sent.status_code < 500, sent.text
     return sent.status_code == 200 and sent.json()["show"] is True
-
-
-def test_gate_shows_no_other_answer_under_a_used_id(connect: Connect, answers: Answers, assert_repelled: Count) -> None:
-    client = connect()
-    assert is_shown(client, answers[0], interaction_id="Turn-1")
-    ids = ["Turn-1", "Turn-1 ", " Turn-1", "Turn-1\u200b", "turn-1", "Turn-1#0", "\uff34urn-1"]
-    shown = [is_shown(client, answers[1], interaction_id=used) for used in ids]
-    assert_repelled("the id of a shown answer", len(ids), shown.count(False))
-
-
-def test_gate_shows_no_other_answer_in_a_race(connect: Connect, answers: Answers, assert_repelled: Count) -> None:
-    client, (good, bad) = connect(), answers
-    repelled = 0
-    with ThreadPoolExecutor(3) as pool:
-        for number in range(ROUNDS):
-            asked = (bad, good, bad) if number % 2 else (good, bad, bad)
-            shown = pool.map(lambda answer, n=number: is_shown(client, answer, interaction_id=f"r-{n}"), asked)
-            repelled += sum(not show for show, answer in zip(shown, asked, strict=True) if answer == bad)
-    assert_repelled("concurrent answers under one id", 2 * ROUNDS, repelled)
 
 
 def test_gate_ignores_forged_scores(connect: Connect, answers: Answers, assert_repelled: Count) -> None:
@@ -55,14 +32,6 @@ def test_gate_ignores_forged_scores(connect: Connect, answers: Answers, assert_r
     ]
     shown = [is_shown(client, answers[1], **more) for more in forged]
     assert_repelled("forged scores and settings", len(forged), shown.count(False))
-
-
-def test_gate_limits_the_tries_of_a_conversation(connect: Connect, answers: Answers, assert_repelled: Count) -> None:
-    client, (good, bad) = connect(caller=CallerLimits(max_tries=2), on_unavailable="show"), answers
-    assert [is_shown(client, bad, conversation="c1") for _ in range(2)] == [False, False]
-    shown = [is_shown(client, good, conversation="c1") for _ in range(5)]
-    assert is_shown(client, good, conversation="c2")
-    assert_repelled("further answers in a conversation", 5, shown.count(False))
 
 
 def test_http_gate_withholds_texts_it_cannot_send(connect: Connect, answers: Answers, assert_repelled: Count) -> None:

@@ -11,7 +11,6 @@ from abstain.monitoring.live_guarantee import (
     check_live_guarantee,
     sum_by_group,
 )
-from benchmarks import monitoring
 from benchmarks.guarantee import Population
 from benchmarks.monitoring import TARGET, VIOLATED, Reviews, measure_calibration_alarms
 
@@ -161,13 +160,3 @@ def test_check_calibration_few_correct_answers_are_no_proof() -> None:
     # Their own spread is 0; that of answers that are correct with this probability is not.
     check = check_calibration(np.full(10, 0.9), np.ones(10), np.ones(10), np.arange(10))
     assert check.p_value > 0.05 and check.low < 0 < check.high
-
-
-def test_main_prints_a_line_for_each_cell(capsys: pytest.CaptureFixture[str]) -> None:
-    monitoring.main(["--only", "guarantees", "--years", "2"])
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 1 + len(list(monitoring.make_review_cells()))
-    assert {line.count(" | ") for line in lines} == {5}
-    monitoring.main(["--only", "calibration", "--windows", "2", "--seeds", "1"])
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) > 10 and {line.count(" | ") for line in lines} == {4}

@@ -250,17 +250,6 @@ def test_draw_sample_draws_a_row_as_often_as_its_probability(
 
 
 @pytest.mark.slow
-def test_draw_sample_extended_by_another_probe_is_unbiased(answers: pd.DataFrame) -> None:
-    """First 80 rows; after their review a larger sample, by a new probe's doubt: all weights are those of the second."""
-    doubt = np.random.default_rng(1).permutation(answers["confidence"])
-    found = []
-    for seed in range(60):
-        known = review_sample(answers, draw_sample(answers, 80, 0.5, seed, 0.5)).assign(confidence=doubt)
-        found.append(horvitz_thompson(review_sample(known, draw_sample(known, 160, 0.5, seed, 0.5))))
-    assert count_errors(found, answers["right"].mean()) < 3
-
-
-@pytest.mark.slow
 def test_draw_sample_overlapping_windows_add_up(answers: pd.DataFrame) -> None:
     """Two windows that share a part: with the weights of the later one in it, the sample is one of both together."""
     found = []
@@ -271,15 +260,3 @@ def test_draw_sample_overlapping_windows_add_up(answers: pd.DataFrame) -> None:
             known.loc[window] = review_sample(part, draw_sample(part, 120, 0.5, seed, 0.5))
         found.append(horvitz_thompson(known))
     assert count_errors(found, answers["right"].mean()) < 3
-
-
-@pytest.mark.slow
-def test_weighted_rate_is_unbiased_for_any_withheld_share() -> None:
-    frame, withheld = withhold(900, withheld_every=20, seed=5)
-    frame.loc[withheld, "right"] = 0.0
-    found, often = [], []
-    for seed in range(60):
-        design = draw_sample(frame, 60, 0.5, seed, 0.5, withheld_share=0.5)
-        found.append(horvitz_thompson(review_sample(frame, design)))
-        often.append(withheld[design.rows.index].mean())
-    assert count_errors(found, frame["right"].mean()) < 3 and np.mean(often) > 0.2

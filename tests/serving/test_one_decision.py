@@ -20,7 +20,6 @@ from abstain.core.errors import AbstainError, parse_error_line
 from abstain.learning.thresholds.guarantee import Guarantee
 from abstain.llm.engine.engine import Engine
 from abstain.llm.familiarity import familiarity
-from abstain.llm.familiarity.guessing import GuessedConcept
 from abstain.serving.gate import Gate, make_interaction
 from abstain.serving.gateways.client import HttpGate, decide_if_complete
 from abstain_cli import app as cli
@@ -272,22 +271,6 @@ def test_doors_that_write_ask_familiarity_first(
     assert (logged.code, logged.reason) == (case.code, printed["reason"]["message"])
     contexts = logged.interaction.contexts if logged.interaction else ()
     assert [chunk.chunk_id for chunk in contexts][:-1] == [f"{name}#1" for name in case.entitlements]
-
-
-def test_answer_withheld_as_unfamiliar_may_be_repeated(
-    open_doors: Callable[[Case], Doors], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("wordfreq", reason="the extra `familiarity` is not installed")
-    monkeypatch.setattr(familiarity.SelfFamiliarity, "get_cached_threshold", lambda self: 1.0)
-    unknown = familiarity.Familiarity((GuessedConcept("Fugue", "", "", 0.0),), 0.0)
-    monkeypatch.setattr(familiarity.SelfFamiliarity, "score", lambda self, texts: [unknown])
-    doors = open_doors(UNFAMILIAR)
-    asked = {"question": UNFAMILIAR.question, "contexts": CONTEXTS, "interaction_id": "i-1"}
-    first, again = (doors._post("/v1/answer", **asked) for _ in range(2))
-    assert first == again and first["reason"]["code"] == "A208"
-    with pytest.raises(AbstainError) as raised:
-        doors._post("/v1/answer", **{**asked, "question": "Who wrote another Fugue?"})
-    assert raised.value.code is Code.ID_IN_USE
 
 
 def test_guarantee_is_the_same_at_every_door(open_doors: Callable[[Case], Doors]) -> None:

@@ -88,19 +88,14 @@ NEEDED = ("version", "model", "model_revision", "layout", "layout_digest", "laye
         ({"model_revision": "0123456789abcdef"}, Code.VERSION_MISMATCH),
         ({"layout_digest": "0" * 64}, Code.VERSION_MISMATCH),
         ({"layout": "auto"}, Code.MODEL_UNSUITABLE),
+        ({"layout": "rag-old-v0"}, Code.UNKNOWN_NAME),
+        ({"format": None}, Code.VERSION_MISMATCH),
     ],
 )
 def test_open_rejects_metadata(opened: Open, changes: dict[str, str | None], code: Code) -> None:
     with pytest.raises(AbstainError) as error:
         opened(**changes)
     assert error.value.code is code
-
-
-def test_open_names_a_missing_layout_and_another_format(opened: Open) -> None:
-    with pytest.raises(AbstainError, match="rag-old-v0"):
-        opened(layout="rag-old-v0")
-    with pytest.raises(AbstainError, match="has format none, "):
-        opened(format=None)
 
 
 def test_open_does_not_load_the_base_model(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:

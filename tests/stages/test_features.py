@@ -1,4 +1,3 @@
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +11,10 @@ from abstain.core import paths
 from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.core.labels import Labels
-from abstain.core.scorer_names import FAMILIARITY
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.state_table import StateTable
-from abstain.llm.familiarity.familiarity import FamiliarityConfig, SelfFamiliarity
 from abstain.llm.features.extraction import FeatureSource
 from abstain.llm.features.shard_job import JobStats
-from abstain.llm.signals import familiarity
 from abstain.llm.signals.base import FeatureBatch, Scorer
 from abstain.llm.signals.compute_features import collect_feature_requests, estimate_forward_tokens, read_features
 from abstain.llm.signals.counterfactuals import COUNTERFACTUALS
@@ -114,18 +110,6 @@ def test_features_without_writer_scores_skip_writer(bank: Params, monkeypatch: p
     assert reason.startswith("A109: ") and "writer_scores" in reason
     pd.testing.assert_frame_equal(artifacts.read_signals("asked"), before.drop(columns="writer"), check_exact=True)
     assert artifacts.read_json(paths.EVALUATION)["ranked_apart"] == ""
-
-
-def test_features_familiarity_is_compared_fused_and_costed(bank: Params, monkeypatch: pytest.MonkeyPatch) -> None:
-    short = FamiliarityConfig(explanation_tokens=6, beams=2, guess_tokens=10)
-    monkeypatch.setattr(familiarity, "SelfFamiliarity", partial(SelfFamiliarity, config=short))
-    params = change(bank, "scorers", enabled=(*bank.scorers.enabled, FAMILIARITY))
-    run_stages(params, "features", "train_fusion", "evaluate")
-    asked, summary = artifacts.read_signals("asked"), artifacts.read_json(paths.FEATURES_SUMMARY)
-    assert asked[FAMILIARITY].between(0, 1).mean() > 0.9 and asked[FAMILIARITY].nunique() > 1
-    assert summary["forward_tokens"][FAMILIARITY] > 0
-    assert FAMILIARITY in artifacts.read_json(paths.METRICS)["holdout"]["scorers"]
-    assert FAMILIARITY in artifacts.read_json(paths.FUSIONS)["fusion"]["names"]
 
 
 def test_features_states_are_of_the_served_site(bank: Params) -> None:

@@ -5,10 +5,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from abstain.core.contracts import Review
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log.decisions import LoggedDecision
 from abstain.data.decision_log.log import DecisionLog
 from abstain.data.decision_log.monitoring_windows import CheckedGuarantee, WindowStatistics
+from abstain.ingest.sources.decision_log import DecisionLogSource
 from tests.factories import interaction
 
 AT = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -67,6 +69,11 @@ def get_outcome(future: Future[Any]) -> Any:
 def record(log: DecisionLog, *decisions: LoggedDecision) -> list[Any]:
     """Record decisions one after the other, and return their outcomes."""
     return [get_outcome(log.record_decision(row)) for row in decisions]
+
+
+def read_reviews(folder: Path) -> list[Review]:
+    """Read the reviews as ingest does, in the order of the log."""
+    return [row.review for row in DecisionLogSource(name="decisions", url=url_of(folder)).read({}) if row.review]
 
 
 def make_window_statistics(**changes: Any) -> WindowStatistics:

@@ -21,8 +21,7 @@ from abstain.data.decision_log.queue import (
     hold_next_open,
 )
 from abstain.data.store.record_keys import make_interaction_identity
-from abstain.ingest.sources.decision_log import DecisionLogSource
-from tests.data.decision_log.builders import bytes_in, decision, get_outcome, record, url_of
+from tests.data.decision_log.builders import bytes_in, decision, get_outcome, read_reviews, record
 from tests.factories import interaction, review
 
 
@@ -40,11 +39,6 @@ def hold(log: DecisionLog, *reviewers: str, after: str = "") -> list[str | None]
 
 def send(log: DecisionLog, *reviews: Review) -> list[Any]:
     return [get_outcome(log.record_review(row)) for row in reviews]
-
-
-def read_reviews(folder: Path) -> list[Review]:
-    """Read the reviews as ingest does, in the order of the log."""
-    return [row.review for row in DecisionLogSource(name="decisions", url=url_of(folder)).read({}) if row.review]
 
 
 def test_hold_next_open_gives_reviewers_different_answers(log: DecisionLog) -> None:

@@ -1,23 +1,17 @@
 import json
 from datetime import timedelta
-from functools import partial
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from abstain.config.params import LabelParams, SplitParams
-from abstain.core.contracts import CRITERIA, MIN_INCLUSION_PROBABILITY, ImportedInteraction
+from abstain.core.contracts import MIN_INCLUSION_PROBABILITY
 from abstain.core.errors import AbstainError
 from abstain.data.labels.data_card import DataCard, NearDuplicates
 from abstain.data.labels.near_duplicate_splits import split_rows
 from abstain.data.labels.training_table import COLUMNS, build_training_table
 from abstain.data.store.splits import hash_to_unit_interval
-from abstain.learning.metrics.bootstrap import bootstrap
-from abstain.learning.metrics.weighted_metrics import precision, row_weights
-from abstain.sample.files import HISTORY
-from benchmarks.sample.handbook import build_handbook
-from benchmarks.sample.write import read_answered_questions
 from tests.data.frames import BY_GROUP, BY_TIME, FROZEN, LABELS, interactions, reviews, thumbs
 from tests.factories import ASKED, interaction, review
 
@@ -271,134 +265,14 @@ def test_training_table_needs_only_one_kind_of_feedback() -> None:
     assert summary.thumbs.weights == "fixed"
 
 
-@pytest.fixture(scope="module")
-def sample() -> Tables:
-    """The shipped sample's history, as one batch."""
-    lines = HISTORY.read_text(encoding="utf-8").splitlines()
-    parts = [ImportedInteraction.model_validate_json(line).to_rows() for line in lines]
-    return (
-        interactions([asked for asked, _, _ in parts]),
-        thumbs(thumb for _, thumb, _ in parts if thumb),
-        reviews(judged for _, _, judged in parts if judged),
-    )
-
-
-@pytest.mark.slow
-def test_data_card_sample_estimates_cover_truth(sample: Tables) -> None:
-    """Its reviews are sampled unevenly, and its thumbs are noisy copies of reviews, some of which it lacks."""
-    truth = {one.question.question_id: one.review.fit_to_show for one in read_answered_questions(build_handbook())}
-    trained = sample[1][sample[1]["interaction_id"].isin(list_training_ids(sample, BY_GROUP))]
-    up = (trained["thumb"] == "up").to_numpy()
-    right = trained["interaction_id"].map(truth).to_numpy(bool)
-    reviewed = trained["interaction_id"].isin(sample[2]["interaction_id"])
-    assert len(trained) > 200 and (~reviewed).sum() > 10
-
-    found = build_training_table(*sample, LABELS, BY_GROUP)[1].thumbs
-    assert found.weights == "estimated, agreement"
-    agreed = {row.thumb: row.reviewers_agree for row in found.agreement}
-    for share, expected in (
-        (found.correct, right.mean()),
-        (agreed["up"], right[up].mean()),
-        (agreed["down"], (~right)[~up].mean()),
-        (found.liked["correct"], up[right].mean()),
-        (found.liked["incorrect"], up[~right].mean()),
-    ):
-        assert share.low <= expected <= share.high
-        assert share.value == pytest.approx(expected, abs=0.04)
-
-
-@pytest.mark.slow
-def test_data_card_sample_names_flipped_user_with_batch(sample: Tables) -> None:
-    rows, given, judged = (frame.copy() for frame in sample)
-    judged["batch"] = np.where(np.arange(len(judged)) < len(judged) // 2, "000001", "000002")
-    _, before = build_training_table(rows, given, judged, LABELS, BY_GROUP)
-    assert before.contradicting.flagged == () and before.contradicting.n_tested >= 8
-    turned = (judged["reviewer"] == "sme-02") & (judged["batch"] == "000002")
-    judged.loc[turned, list(CRITERIA)] = ~judged.loc[turned, list(CRITERIA)]
-    theirs = given.index[np.random.default_rng(0).permutation(len(given))[:50]]
-    given.loc[theirs, "thumb"] = given["thumb"].map({"up": "down", "down": "up"})
-    given.loc[theirs, "user"] = "u-0123456789abcdef0123"
-    _, after = build_training_table(rows, given, judged, LABELS, BY_GROUP)
-    named = {(one.person, one.batch) for one in after.contradicting.flagged}
-    assert named == {("reviewer sme-02", "000002"), ("user u-01234567", None)}
-
-
-LOGS, ANSWERS, THRESHOLD = 40, 1500, 0.6
-
-
-@pytest.fixture(scope="module")
-def answers() -> pd.DataFrame:
-    """The same answers in every `log`, each shown by chance, the more likely the `easier` it is.
-
-    An easy answer is more often correct, whatever the `confidence` of a new scorer is.
-    """
-    generator = np.random.default_rng(3)
-    easy, confidence = generator.random((2, ANSWERS))
-    one = pd.DataFrame({"confidence": confidence, "propensity": 0.05 + 0.9 * easy})
-    one["correct"] = generator.random(ANSWERS) < 0.7 * easy + 0.3 * confidence
-    rows = pd.concat([one.assign(log=log) for log in range(LOGS)], ignore_index=True)
-    shown = generator.random(len(rows)) < rows["propensity"]
-    return rows.assign(
-        interaction_id=[f"i-{at:06d}" for at in range(len(rows))],
-        asked_at=ASKED + pd.to_timedelta(np.arange(len(rows)), unit="s"),
-        group=[f"g-{at % 500}" for at in range(len(rows))],
-        product=None,
-        display=np.where(shown, "shown", "withheld"),
-        batch="000001",
-        refusal=False,
-        **NO_DUPLICATES,
-    )
-
-
-def make_reviews(answers: pd.DataFrame) -> pd.DataFrame:
-    """Make an unsampled review of each answer."""
-    criteria = dict.fromkeys(("complete", "correct", "truthful"), answers["correct"])
-    own = {"reviewed_at": ASKED + pd.Timedelta(days=1), "reviewer": "a", "inclusion_probability": np.nan, "batch": "1"}
-    return pd.DataFrame({"interaction_id": answers["interaction_id"], **own, **criteria})
-
-
-def build_labelled_table(answers: pd.DataFrame, by: str) -> pd.DataFrame:
-    """Build the table of shown answers, by thumbs or by unsampled reviews."""
-    shown = answers[answers["display"] == "shown"]
-    up = {"given_at": ASKED + pd.Timedelta(days=1), "thumb": np.where(shown["correct"], "up", "down"), "user": None}
-    up_rows = pd.DataFrame({"interaction_id": shown["interaction_id"], **up})
-    given = (up_rows, reviews([])) if by == "thumb" else (thumbs([]), make_reviews(shown))
-    table, _ = build_training_table(answers, *given, LABELS, BY_GROUP)
-    return table.merge(answers[["interaction_id", "confidence", "log"]], on="interaction_id")
-
-
-def count_standard_errors(found: list[float], truth: float) -> float:
-    """Return the distance of the mean estimate from the truth in standard errors."""
-    return abs(np.mean(found) - truth) / (np.std(found, ddof=1) / np.sqrt(len(found)))
-
-
 @pytest.mark.parametrize("by", ["thumb", "review"])
-def test_training_table_propensity_undoes_selection(answers: pd.DataFrame, by: str) -> None:
-    all_answers = answers[answers["log"] == 0]
-    truth = all_answers.loc[all_answers["confidence"] >= THRESHOLD, "correct"].mean()
-    weighted, unweighted, holds = [], [], []
-    for _, log in build_labelled_table(answers, by).groupby("log"):
-        weight = row_weights(log["inclusion_probability"].to_numpy())
-        figure = partial(precision, log["correct"].to_numpy(), log["confidence"].to_numpy(), threshold=THRESHOLD)
-        found = bootstrap({"": figure}, np.arange(len(log)), n_resamples=200, seed=1, weight=weight)[""]
-        weighted.append(found.value)
-        unweighted.append(figure(np.ones(len(log))))
-        low, high = found.interval
-        holds.append(low <= truth <= high)
-    assert count_standard_errors(weighted, truth) < 3 and np.mean(holds) >= 0.85
-    assert count_standard_errors(unweighted, truth) > 20 and np.mean(unweighted) > truth + 0.08
-
-
-def test_training_table_propensity_of_shown_answers_only(answers: pd.DataFrame) -> None:
-    few = answers[answers["log"] == 0].copy()
-    few.loc[few.index[:10], ["display", "propensity"]] = ["shown", 1e-9]
-    known = build_labelled_table(few, "review").merge(
-        few[["interaction_id", "display", "propensity"]], on="interaction_id"
-    )
-    expected = known["propensity"].clip(lower=MIN_INCLUSION_PROBABILITY)
-    assert (known["inclusion_probability"] == expected).all() and not known["sampled"].any()
-    assert (known["inclusion_probability"] == MIN_INCLUSION_PROBABILITY).sum() == 10
-    withheld = few.assign(display=np.where(few["display"] == "shown", "withheld", "shown"))
-    table, _ = build_training_table(withheld, thumbs([]), make_reviews(few), LABELS, BY_GROUP)
-    joined = table.merge(withheld[["interaction_id", "display"]], on="interaction_id")
-    assert (joined["inclusion_probability"].isna() == (joined["display"] == "withheld")).all()
+def test_training_table_unsampled_label_has_propensity_if_shown(by: str) -> None:
+    rows, given, judged = draw_crowd()
+    kind = np.arange(len(rows)) % 3
+    rows["display"] = np.array(["shown", "shown", "withheld"])[kind]
+    rows["propensity"] = np.array([0.25, 1e-9, 0.25])[kind]
+    unsampled = judged.assign(inclusion_probability=np.nan)
+    frame, _ = build_table((rows, given, reviews([])) if by == "thumb" else (rows, thumbs([]), unsampled))
+    expected = pd.Series(np.array([0.25, MIN_INCLUSION_PROBABILITY, np.nan])[kind], rows["interaction_id"])
+    np.testing.assert_array_equal(frame["inclusion_probability"], expected[frame["interaction_id"]])
+    assert not frame["sampled"].any() and frame["inclusion_probability"].nunique(dropna=False) == 3

@@ -274,10 +274,6 @@ def list_texts(found: tuple[Chunk, ...]) -> list[tuple[str, bool]]:
     return [(chunk.text.partition("\n")[2], chunk.removed_at is None) for chunk in found]
 
 
-def test_update_chunks_new_document_is_added() -> None:
-    assert tuple(chunk_document(FIRST)) == CHUNKS
-
-
 def test_update_chunks_unchanged_document_is_not_cut_again(monkeypatch: pytest.MonkeyPatch) -> None:
     cut = Mock(side_effect=chunk_document)
     monkeypatch.setattr(versioning, "chunk_document", cut)

@@ -11,9 +11,7 @@ from abstain.core.errors import AbstainError
 from abstain.knowledge.retrieval import embeddings as module
 from abstain.knowledge.retrieval.embeddings import Embeddings, normalize_rows
 from abstain.knowledge.retrieval.encoder import SentenceEncoder, find_encoder_folder
-from abstain.knowledge.retrieval.faiss_index import FaissIndex
-from abstain.knowledge.retrieval.retriever import Retriever
-from tests.knowledge.builders import BagOfWords, chunk
+from tests.knowledge.builders import BagOfWords
 from tests.llm.perturbation.builders import TEXTS, masked_model
 from tests.tolerance import assert_near
 
@@ -141,20 +139,3 @@ def test_encoder_averages_the_states_of_a_plain_bert(tmp_path: Path) -> None:
     inputs = loaded.tokenizer(TEXTS[0], return_tensors="pt")
     expected = loaded.model.bert(**inputs).last_hidden_state.mean(dim=1)
     assert_near(SentenceEncoder(tmp_path).encode([TEXTS[0]]), expected.numpy())
-
-
-@pytest.mark.slow
-def test_encoder_finds_the_chunk_of_a_paraphrase() -> None:
-    paraphrases = {
-        "What do I pay every year for having the card?": "Gold Card > Fees\nThe annual fee is 95 euros.",
-        "How much money can I take out of a machine each day?": "Gold Card > Limits\nCash withdrawals: 500 euros a day.",
-        "My plastic was stolen, whom do I ring?": "Gold Card > Loss\nReport a lost or stolen card to the hotline.",
-        "Am I old enough to get one?": "Gold Card > Who can apply\nApplicants must be at least 18.",
-    }
-    encoder = SentenceEncoder()
-    retriever = Retriever(FaissIndex(), Embeddings(encoder))
-    retriever.sync(chunk(f"c#{n}", text) for n, text in enumerate(paraphrases.values()))
-    assert [retriever.search(query, 1)[0].chunk.text for query in paraphrases] == list(paraphrases.values())
-    vectors = encoder.encode(["one", "two"])
-    assert vectors.shape == (2, encoder.dimension) == (2, 384)
-    assert vectors.dtype == np.float32

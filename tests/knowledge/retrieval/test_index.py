@@ -72,12 +72,6 @@ def test_search_empty_index_gives_nothing(index: VectorIndex) -> None:
     assert index.search(vector("fee"), 3) == []
 
 
-def test_search_needs_every_entitlement_of_a_chunk(index: VectorIndex) -> None:
-    fill(index, chunk("a#both", "fee", "staff", "premium"))
-    assert index.search(vector("fee"), 1, ["staff"]) == index.search(vector("fee"), 1, ["premium"]) == []
-    assert ids(index.search(vector("fee"), 1, ["premium", "other", "staff"])) == ["a#both"]
-
-
 def test_search_entitlement_may_be_any_text(index: VectorIndex) -> None:
     some = ["a,b", '"', "{}", "'; --", "\\", "NULL", "ä b"]
     fill(index, *(chunk(f"a#{at}", "fee", right) for at, right in enumerate(some)))

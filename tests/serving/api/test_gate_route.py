@@ -1,4 +1,3 @@
-import asyncio
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -7,7 +6,6 @@ from unittest.mock import Mock
 import pytest
 
 from abstain.serving.gate import Gate
-from abstain.serving.service import decision_inputs
 from abstain.serving.service.gate_service import GateService
 from abstain.serving.service.schemas import MAX_ANSWERS
 from tests.learning.thresholds.builders import make_guarantee
@@ -130,20 +128,11 @@ def test_gate_slow_decision_or_retrieval_is_unavailable(connect: Connect) -> Non
     go_on.set()
 
 
-@pytest.mark.usefixtures("slow_model")
-def test_gate_burst_beyond_the_queue_is_429(connect: Connect) -> None:
-    client = connect(max_queued=2, batch_size=1)
-    with ThreadPoolExecutor(12) as pool:
-        replies = list(pool.map(lambda n: client.post("/v1/gate", json={**ASKED, "answer": f"{n}"}), range(12)))
-    rejected = [reply for reply in replies if reply.status_code == 429]
-    assert rejected and {reply.status_code for reply in replies} == {200, 429}
-    assert all(int(reply.headers["retry-after"]) >= 1 for reply in rejected)
-
-
 def test_gate_list_beyond_the_queue_is_not_decided(connect: Connect) -> None:
     client = connect(caller={"max_queued": 3})
     asked = [{**ASKED, "interaction_id": f"i-{number}"} for number in range(4)]
-    assert client.post("/v1/gate", json=asked).status_code == 429
+    rejected = client.post("/v1/gate", json=asked)
+    assert rejected.status_code == 429 and int(rejected.headers["retry-after"]) >= 1
     assert client.count_decisions() == {}
     assert client.post("/v1/gate", json=asked[:3]).status_code == 200
 
@@ -170,14 +159,3 @@ def test_contexts_limit_counts_characters(client: GateClient) -> None:
     texts = {"question": "\u8d39" * 40_000, "contexts": ["\u7528" * 40_000]}
     assert client.post("/v1/contexts", json={"call_id": "c-1", **texts}).status_code == 204
     assert client.post("/v1/contexts", json={"call_id": "c-1", **texts, "contexts": ["x" * 70_000]}).status_code == 413
-
-
-def test_gate_hashes_a_response_outside_of_the_event_loop(client: GateClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    loops: list[asyncio.AbstractEventLoop | None] = []
-    hash_inputs = decision_inputs._hash_inputs
-    note_loop = lambda *args: loops.append(asyncio._get_running_loop()) or hash_inputs(*args)  # noqa: E731
-    monkeypatch.setattr(decision_inputs, "_hash_inputs", note_loop)
-    response = {"choices": [{"logprobs": {"content": [{"token": "5", "logprob": -0.1, "top_logprobs": []}]}}]}
-    decision = client.post("/v1/gate", json={"response": response}).json()
-    assert (decision["decision"], decision["show"], loops) == ("unavailable", False, [None])
-    assert "the hidden states of the answer" in decision["reason"]["message"], "the features that it lacks"

@@ -1,10 +1,7 @@
-"""What the server can be sent at every route and at its socket: it answers, or ends the connection, and goes on."""
+"""What the server answers at every route, and what it logs."""
 
 import logging
-import socket
-import time
 
-import httpx
 import pytest
 import schemathesis
 from fastapi import FastAPI
@@ -20,11 +17,8 @@ from schemathesis.specs.openapi.checks import (
 from abstain.core.errors import AbstainError
 from abstain.serving.api.app import make_app
 from abstain.serving.api.server import MAX_LINES_PER_MINUTE, MAX_MESSAGES_PER_MINUTE, LogRateFilter, listen
-from abstain.serving.service.gate_service import GateService
 from abstain.serving.service.keys import ApiKeys
-from tests.serving.clients import ASKED
 from tests.serving.conftest import MadeUpReleases, MakeRelease, MakeService
-from tests.serving.status_page.builders import listening
 
 pytestmark = pytest.mark.heavy
 CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance)
@@ -66,35 +60,6 @@ def test_routes_answer_as_the_openapi_describes(app: FastAPI) -> None:
 @pytest.mark.soak(twin="test_routes_answer_as_the_openapi_describes")
 def test_routes_answer_as_the_openapi_describes_at_length(app: FastAPI) -> None:
     assert attack(app, 300) >= ROUTES
-
-
-def exchange(address: tuple[str, int], content: bytes) -> bytes:
-    """What the server answers to raw bytes, up to the end of the connection, or of two seconds."""
-    with socket.create_connection(address, timeout=2) as connection:
-        connection.sendall(content)
-        received = b""
-        try:
-            while chunk := connection.recv(65536):
-                received += chunk
-        except TimeoutError:
-            pass
-    return received
-
-
-def test_server_goes_on_after_malformed_requests(service: GateService) -> None:
-    with listening(make_app(service, ApiKeys())) as url:
-        address, get = ("127.0.0.1", int(url.rpartition(":")[2])), b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
-        folded = exchange(address, get + b"Connection: close\r\nX: a\r\n b: c\r\n\r\n")
-        assert folded == b"" or folded.split()[1][:1] == b"4"
-        for before in (b"", get + b"\r\n"):  # also of a second request
-            with socket.create_connection(address, timeout=5) as endless:
-                endless.sendall(before + get)
-                with pytest.raises(OSError):
-                    for _ in range(1000):
-                        endless.sendall(b"X-A: " + b"a" * 4000 + b"\r\n")
-                        time.sleep(0.001)
-        response = httpx.post(f"{url}/v1/gate", json=ASKED, timeout=30)
-    assert response.status_code == 200 and response.json()["decision"] in ("show", "abstain")
 
 
 def test_listen_names_the_option_of_a_taken_port() -> None:

@@ -9,10 +9,9 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
 from abstain.data.decision_log import queries
-from abstain.ingest.sources.decision_log import DecisionLogSource
 from abstain.serving.service.gate_service import GateService
 from abstain.serving.service.keys import ApiKeys, create_key
-from tests.data.decision_log.builders import decision, url_of
+from tests.data.decision_log.builders import decision, read_reviews
 from tests.factories import cited
 from tests.serving.status_page.builders import listening, make_server, queue_answers, withheld
 
@@ -154,9 +153,8 @@ def test_pages_are_used_by_keyboard(browser: Browser, service: GateService, tmp_
         expect(page.get_by_role("heading", name="Log in")).to_be_visible()
         page.go_back()
         expect(page.get_by_role("heading", name="Log in")).to_be_visible()
-    rows = DecisionLogSource(name="decisions", url=url_of(tmp_path)).read({})
-    reviews = [row.review for row in rows if row.review]
-    assert [(row.interaction_id, row.complete, row.correct, row.truthful, row.ideal_answer) for row in reviews] == [
+    rows = read_reviews(tmp_path)
+    assert [(row.interaction_id, row.complete, row.correct, row.truthful, row.ideal_answer) for row in rows] == [
         ("a", False, True, False, "It is 5 euros."),
         ("c", True, False, True, None),
         (NEWEST, True, False, True, None),

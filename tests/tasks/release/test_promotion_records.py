@@ -11,7 +11,6 @@ import pytest
 import yaml
 
 from abstain.config.params import load_params
-from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.release.champion_comparison import ComparisonBudget
@@ -29,7 +28,6 @@ from abstain_tasks.release.promotion_records import (
 )
 from tests.conftest import ROOT
 from tests.learning.thresholds.builders import make_guarantee
-from tests.tasks.conftest import Candidates, Plain
 
 NOT_BETTER = PromotionCheck(Code.NOT_BETTER, "better", False, 0.2, 0.001, "it is not")
 INPUTS = DecisionInputs(
@@ -163,18 +161,6 @@ def test_read_records_edited_record_is_named(tmp_path: Path) -> None:
         with pytest.raises(AbstainError, match=r"v1\.0\.0\.json was edited .*git log -- .*/v1\.0\.0\.json") as error:
             read_records(tmp_path)
         assert error.value.code is Code.BAD_ARTIFACT
-
-
-def test_promote_edited_record_stops_until_restored(candidates: Candidates, workspace: Plain) -> None:
-    file = workspace.path / paths.APPROVALS / "v1.0.0.json"
-    text = file.read_text()
-    candidates.write(2.0)
-    file.write_text(text.replace('"comparison": null', '"comparison": 1'))
-    with pytest.raises(AbstainError, match=r"approvals/v1\.0\.0\.json was edited"):
-        candidates.promote()
-    assert candidates.judged == [] and workspace.on_origin().production_version == "v1.0.0"
-    file.write_text(text)
-    assert candidates.promote().status == "promoted"
 
 
 @pytest.mark.parametrize(
