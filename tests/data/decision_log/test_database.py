@@ -138,3 +138,11 @@ def test_acknowledged_rows_survive_a_kill_of_two_processes(tmp_path: Path) -> No
     acknowledged = kill_writers(url_of(tmp_path), ["a", "b"], seed=0)
     assert {key[0] for key in acknowledged} == {"a", "b"}
     assert_acknowledged_rows(url_of(tmp_path), acknowledged)
+
+
+@pytest.mark.soak(twin="test_acknowledged_rows_survive_a_kill_of_two_processes")
+def test_acknowledged_rows_survive_many_kills(tmp_path: Path) -> None:
+    acknowledged: list[str] = []
+    for seed in range(40):
+        acknowledged += kill_writers(url_of(tmp_path), [f"a{seed}", f"b{seed}"], seed)
+        assert_acknowledged_rows(url_of(tmp_path), acknowledged)

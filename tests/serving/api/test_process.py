@@ -99,6 +99,14 @@ def test_kill_loses_no_acknowledged_decision(folder: Path, settings: Settings) -
 
 
 @pytest.mark.soak(twin="test_kill_loses_no_acknowledged_decision")
+def test_many_kills_lose_no_acknowledged_decision(folder: Path, settings: Settings) -> None:
+    for number in range(15):
+        end_under_load(folder, settings, signal.SIGKILL, 0.1 * number)
+        for file in folder.glob("log.sqlite*"):
+            file.unlink()
+
+
+@pytest.mark.soak(twin="test_kill_loses_no_acknowledged_decision")
 def test_terminate_answers_begun_requests(folder: Path, settings: Settings) -> None:
     failed = end_under_load(folder, settings, signal.SIGTERM, 0).failed
     assert all("Connect" in error or "disconnected" in error for error in failed), failed[:3]

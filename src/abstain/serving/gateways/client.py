@@ -128,13 +128,14 @@ def decide_if_complete(gate: GateLike, question: Any, contexts: Sequence[Any], a
         The decision; "unavailable" if a text is missing.
     """
     values = {"question": question, "answer": answer}
-    values |= {f"context {number}": context for number, context in enumerate(contexts, start=1)}
+    chunks = contexts if isinstance(contexts, list | tuple) else [contexts]
+    values |= {f"context {number}": chunk for number, chunk in enumerate(chunks, start=1)}
     texts: list[str] = []
     for name, value in values.items():
         text = extract_text(value, "assistant" if name == "answer" else "user")
         if text is not None:
             texts.append(text)
-        elif value is None or isinstance(value, str):
+        elif name in ("question", "answer") and isinstance(value, str | None):
             return make_unavailable_decision(gate, DecisionReason(Code.INVALID_ROW, f"{name}: none was found"))
         else:  # whoever sends it must not have the answer shown by it
             message = f"{name}: no text was found in its {type(value).__name__}"
