@@ -33,7 +33,7 @@ demo: setup ## ingest, retrain, promote and score on the shipped sample
 test: setup ## run all tests but those of `make soak`, and list the slowest
 	@$(PYTEST) -m "not soak" --durations 25
 
-test-fast: setup ## run the tests that need no model, server, DVC or browser, and less than a second each
+test-fast: setup ## run the tests that need no model, server, DVC or browser, and less than half a second each
 	@$(PYTEST) -m "not slow and not heavy and not soak"
 
 soak: setup gpu-rehearsal ## run the tests that take an hour: kills at every stage, full sizes, benchmarks, the optional second model family

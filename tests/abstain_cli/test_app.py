@@ -79,6 +79,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return run
 
 
+@pytest.mark.heavy
 def test_help_names_every_command(run: Callable[..., Result]) -> None:
     status, printed, _ = run("--help")
     assert status == 0

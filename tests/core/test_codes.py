@@ -33,6 +33,7 @@ def test_codes_page_equals_table() -> None:
     assert page == to_markdown(), "write it again: abstain explain > docs/codes.md"
 
 
+@pytest.mark.heavy
 def test_codes_are_all_used() -> None:
     names = [name for name in tracked_files() if name.startswith(("src/", "tasks/", "flows/")) and name.endswith(".py")]
     trees = (ast.parse((ROOT / name).read_text(encoding="utf-8")) for name in names if name != TABLE)

@@ -22,6 +22,7 @@ def test_drift_tests_without_drift_raise_few_alarms(recurring: str) -> None:
     assert (measure_drift_alarms(Traffic(recurring), SHIFTS[0], (400, 300), 4, 5) <= 4 / 20).all()  # type: ignore[arg-type]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("recurring", ["all", "half"])
 def test_drift_tests_find_one_rewritten_product_of_ten(recurring: str) -> None:
     shares = measure_drift_alarms(Traffic(recurring), REWRITTEN, (600, 300), 1, 2)  # type: ignore[arg-type]

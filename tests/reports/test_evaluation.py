@@ -28,6 +28,8 @@ from tests.reports.builders import (
 )
 from tests.reports.reading import READER, Page, said_in_markdown, said_on_page, shown, tokens, words
 
+pytestmark = pytest.mark.heavy  # whole reports with their plots
+
 IMAGES = {name: f"<svg>{name}</svg>".encode() for name in PLOTS}
 STATES: dict[str, dict[str, Any]] = {
     "guaranteed": {},
@@ -209,7 +211,6 @@ def list_kinds(text: str) -> list[str]:
     return [token.type for token in READER.parse(render_markdown(changed=changed))]
 
 
-@pytest.mark.heavy
 @settings(max_examples=40)
 @given(st.text().filter(str.strip))
 @example("# a\n- b | c <i>")

@@ -136,6 +136,7 @@ def test_export_larger_sample_asks_for_the_rest_and_reweights(data: Path) -> Non
         export(data, 100, later(0))
 
 
+@pytest.mark.heavy
 def test_export_reviews_by_other_means_are_left_alone(data: Path) -> None:
     reviews = ({"interaction_id": f"q-{n}", **verdict(days=60, inclusion_probability=0.5)} for n in range(20))
     take(data, *reviews, name="x.jsonl")

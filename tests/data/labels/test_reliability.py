@@ -235,6 +235,7 @@ def test_cap_user_weights_contrary_user_supports_label() -> None:
     assert (weight[0], largest.n_users) == (0.3, 1)
 
 
+@pytest.mark.heavy
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30), st.booleans()), max_size=200), st.floats(0.01, 1))
 def test_cap_user_weights_never_exceeds_limit(rows: list[Vote], limit: float) -> None:
     given = votes(*rows)

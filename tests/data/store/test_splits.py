@@ -68,6 +68,7 @@ def test_assign_splits_by_group_never_straddles(rows: Rows) -> None:
     assert all(len(found) == 1 for found in parts.values())
 
 
+@pytest.mark.heavy
 @given(rows, rows)
 def test_assign_splits_by_group_more_rows_move_none(rows: Rows, more: Rows) -> None:
     before = split(rows, BY_GROUP)
@@ -86,6 +87,7 @@ def test_assign_splits_by_time_window_is_holdout(rows: Rows) -> None:
         assert found in ({"train"}, {"validation"}, {"held out"}, {"held out", "excluded"})
 
 
+@pytest.mark.heavy
 @given(rows, rows)
 def test_assign_splits_by_time_more_rows_only_exclude(rows: Rows, more: Rows) -> None:
     for before, after in zip(split(rows, BY_TIME), split([*rows, *more], BY_TIME), strict=False):

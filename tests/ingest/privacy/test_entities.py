@@ -65,6 +65,7 @@ def test_entity_scores_are_the_best_of_presidio() -> None:
 ENTITIES = [get_span_finder(name, national_phones=False) for name in SPAN_ENTITIES]
 
 
+@pytest.mark.heavy
 @given(st.text(), st.sampled_from([1, 5_000]))
 def test_iter_windows_hold_everything_and_are_short(text: str, times: int) -> None:
     text *= times

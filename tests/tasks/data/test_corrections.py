@@ -17,6 +17,8 @@ from abstain_tasks.runs.workspace import BRANCH
 from tests.factories import NOW, alone, row, thumb, verdict, write_lines
 from tests.tasks.conftest import Candidates, Plain, read_approval
 
+pytestmark = pytest.mark.heavy  # git, and whole evaluations: not pure functions
+
 REASON = "the export had the wrong answers"
 
 
@@ -33,7 +35,6 @@ def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ingest, "get_run_logger", logging.getLogger)
 
 
-@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("rows", "versions"),
     [

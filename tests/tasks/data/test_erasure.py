@@ -42,6 +42,8 @@ from tests.factories import (
 from tests.review.builders import write_file
 from tests.tasks.conftest import DAY, Candidates, Plain, read_approval
 
+pytestmark = pytest.mark.heavy  # git, and whole evaluations: not pure functions
+
 NEXT_DAY = datetime(2026, 11, 21, tzinfo=UTC)
 
 
@@ -92,7 +94,6 @@ def test_promote_blocked_candidate_is_rejected(workspace: Plain, candidates: Can
         candidates.promote()
 
 
-@pytest.mark.heavy
 @pytest.mark.parametrize("tainted", [True, False])
 def test_promote_holdout_without_erased_answers_is_same(
     workspace: Plain, candidates: Candidates, tainted: bool
@@ -155,7 +156,6 @@ def flows_here(workspace: Plain, monkeypatch: pytest.MonkeyPatch) -> Callable[[]
     return retrain_flow.retrain.fn
 
 
-@pytest.mark.heavy
 def test_retrain_tainted_production_fails_until_decision(
     workspace: Plain, candidates: Candidates, flows_here: Callable[[], Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -239,7 +239,6 @@ def test_publish_artifacts_names_tainted_production(
     assert mark in published["evaluation-page"] and "All is well" in published["evaluation-page"]
 
 
-@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("user", "with_interactions", "versions"),
     [

@@ -19,6 +19,8 @@ from abstain_tasks.runs.git_commit import commit
 from abstain_tasks.runs.run_params import edit_params
 from tests.tasks.conftest import MISSING, Candidates, Plain, read_approval
 
+pytestmark = pytest.mark.heavy  # git, and whole evaluations: not pure functions
+
 FEW = 380
 """So many answers fewer leave a hold-out that shows too few to check a guarantee."""
 
@@ -143,7 +145,6 @@ def test_promote_same_bytes_again_once_guarantee_can_be_checked(
     assert read_approval(workspace, "v1.0.0")["guarantee"]["additional_reviews"] is None, "the hold-out is frozen"
 
 
-@pytest.mark.heavy
 def test_promote_used_up_budget_rejects(workspace: Plain, candidates: Candidates) -> None:
     write_params(workspace, promotion={"max_comparisons": 2, "false_promotion_rate": 0.1})
     for comparison, strength in enumerate((1.18, 1.19), start=1):
@@ -166,7 +167,6 @@ def test_promote_used_up_budget_rejects(workspace: Plain, candidates: Candidates
     assert record["alpha_spent"] == pytest.approx(0.1)
 
 
-@pytest.mark.heavy
 def test_promote_refilled_holdout_has_new_budget(workspace: Plain, candidates: Candidates) -> None:
     write_params(workspace, promotion={"max_comparisons": 2, "false_promotion_rate": 0.1})
     for strength in (1.18, 1.19):
