@@ -4,6 +4,7 @@
 `small_project` has a part of the sample's answers as its data, for tests that must run it cold.
 """
 
+import gc
 import json
 import os
 import shutil
@@ -36,6 +37,7 @@ from tests.prefect_database import give_tables
 from tests.warm import warm_commands
 
 make_messages_opaque()
+gc.set_threshold(200_000, 20, 100)  # else an eighth of the time of imports goes into looking through what they made
 
 __all__ = ["ROOT", "postgres"]
 

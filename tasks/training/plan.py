@@ -10,7 +10,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from abstain.config.params import load_params
-from abstain.config.yaml_model import parse_yaml
+from abstain.config.yaml_model import load_yaml
 from abstain.core import paths
 from abstain.core.errors import AbstainError
 from abstain.ingest.quarantine import require_unblocked
@@ -230,7 +230,7 @@ def find_stages_with_other_requirements(workspace: Workspace) -> set[str]:
 
 
 def _parse_stages(text: str) -> dict[str, object]:
-    return dict(parse_yaml(text).get("stages", {}))
+    return dict(load_yaml(text).get("stages", {}))
 
 
 def _parse_changes(entries: list[object]) -> list[Change]:
