@@ -89,6 +89,18 @@ def test_kgateway_reasoning_is_masked(connect: Connect, answers: Answers) -> Non
         assert sent.json()["action"]["body"] == make_choices(answers[0])
 
 
+def test_kgateway_refusal_is_decided_about(connect: Connect, answers: Answers) -> None:
+    client, part = connect(), {"type": "refusal", "refusal": answers[0]}
+    for call_id, message in (("1", {"content": None, "refusal": answers[0]}), ("2", {"content": [part]})):
+        headers = {**CALL, "x-abstain-call-id": call_id}
+        client.post("/v1/contexts", json=make_registration(call_id))
+        ask(client, headers)
+        choice = {"message": {"role": "assistant", **message}}
+        sent = client.post(f"{PREFIX}/response", json={"body": {"choices": [choice]}}, headers=headers)
+        assert "body" not in sent.json()["action"]
+        assert client.read_decision(call_id).decision.interaction.answer == answers[0]
+
+
 def test_kgateway_further_piece_of_a_stream_is_masked(connect: Connect, answers: Answers) -> None:
     client = connect(on_unavailable="show")
     client.post("/v1/contexts", json=make_registration())

@@ -126,14 +126,14 @@ def _read_choice(choice: Any) -> Answer:
     message = choice["message"] if content_key == "message" else {"content": choice.get("text")}
     if not isinstance(message, dict):
         return _make_unreadable_error("message")
-    content = [*_to_parts(message.get("content")), *_to_parts(message.get("refusal"))]
-    parts = [part for part in content if not _has_reasoning(part)]
+    text_name = "content" if extract_text(message.get("content"), "assistant") else "refusal"
+    parts = [part for part in _to_parts(message.get(text_name)) if not _has_reasoning(part)]
     if not all(isinstance(part, dict) and isinstance(part.get("text"), str | None) for part in parts):
-        return _make_unreadable_error("content")
+        return _make_unreadable_error(text_name)
     siblings = [
         _drop_fields(choice, content_key),
-        _drop_fields(message, "content", "name", "refusal", *REASONING_FIELDS),
-        *(_drop_fields(part, "text", "refusal") for part in parts),
+        _drop_fields(message, text_name, "name", *REASONING_FIELDS),
+        *(_drop_fields(part, "text" if part.get("text") else "refusal") for part in parts),
     ]
     if name := _find_text_field(siblings):
         return _make_unreadable_error(name)
