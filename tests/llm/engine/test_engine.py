@@ -410,14 +410,6 @@ def test_build_tree_stores_shared_tokens_once(passes: list[list[int]]) -> None:
     assert len(once) <= total < len(once) + MIN_SHARED * len(passes)
 
 
-def test_build_tree_runs_of_shared_tokens() -> None:
-    instruction, one, other = list(range(20)), list(range(30, 45)), list(range(50, 65))
-    passes = [[*instruction, *one, 1], [*instruction, *one, 2], [*instruction, *other], instruction]
-    runs = list(walk(build_tree(passes, 100)))
-    assert [run.ids for run in runs] == [instruction, one, [1], [2], other]
-    assert [run.prompt_indices for run in runs] == [[3], [], [0], [1], [2]]
-
-
 def test_build_tree_short_common_prefix_is_not_shared() -> None:
     apart = build_tree([[1, 2, 3, 4, 5], [1, 2, 3, 9, 9]], 100)
     assert [run.ids for run in apart] == [[1, 2, 3, 4, 5], [1, 2, 3, 9, 9]]
