@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, Literal
 
+from abstain.core.contracts import Interaction
 from abstain.core.text import ReasoningMarker
 
 Role = Literal["user", "assistant"]
@@ -19,6 +20,7 @@ REASONING_TYPES = ("thinking", "redacted_thinking", "reasoning")
 """Types of the parts of a message that hold its reasoning."""
 
 _ROLE_NAMES = {"user": ("user", "human"), "assistant": ("assistant", "ai", "model")}
+_ALL_ROLES = (*_ROLE_NAMES["user"], *_ROLE_NAMES["assistant"], "system", "developer", "tool", "function")
 _TEXT_FIELDS = ("content", "text", "page_content", "refusal", "parts", "messages", "message", "response")
 _NO_ANSWER_TYPES = (
     *(*REASONING_TYPES, "tool_use", "tool_call", "tool_result", "function_call", "server_tool_use"),
@@ -86,8 +88,29 @@ def _get_role(value: Any) -> str | None:
         return None
     role = _get(value, "role") or _get(value, "type")
     role = getattr(role, "value", role)  # of an enumeration
-    names = {*_ROLE_NAMES["user"], *_ROLE_NAMES["assistant"], "system", "developer", "tool", "function"}
-    return role if isinstance(role, str) and role in names else None
+    return role if isinstance(role, str) and role in _ALL_ROLES else None
+
+
+def cut_reasoning(interaction: Interaction, markers: Collection[ReasoningMarker]) -> Interaction:
+    """Cut the model's reasoning out of an answer.
+
+    Args:
+        interaction: The answer as it came.
+        markers: The markers that are looked for.
+
+    Returns:
+        The answer without it, and without the log-probabilities of its tokens, which include the reasoning's;
+        `interaction` itself if there is none.
+
+    Raises:
+        ValueError: The reasoning does not end, or nothing else is in the answer.
+    """
+    answer = remove_reasoning(interaction.answer, markers)
+    if not answer:
+        raise ValueError("it is nothing but reasoning")
+    if answer == interaction.answer:
+        return interaction
+    return interaction.model_copy(update={"answer": answer, "token_log_probs": None})
 
 
 def remove_reasoning(text: str, markers: Collection[ReasoningMarker]) -> str:

@@ -24,7 +24,7 @@ from abstain.core.bundle_format import is_intact
 from abstain.core.codes import Code
 from abstain.core.contracts import Context, Interaction, Question, list_sources, make_unnamed_context
 from abstain.core.errors import AbstainError
-from abstain.core.message_text import remove_reasoning
+from abstain.core.message_text import cut_reasoning, remove_reasoning
 from abstain.core.text import is_whole_refusal
 from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.tokenization import EncodedPrompt
@@ -275,27 +275,15 @@ class Gate:
         return self.score_without_model(decision_input)
 
     def cut_reasoning(self, interaction: Interaction) -> Interaction:
-        """Cut the model's reasoning out of an answer.
-
-        Args:
-            interaction: The answer as it came.
-
-        Returns:
-            The answer without it, and without the log-probabilities of its tokens, which include the reasoning's;
-            `interaction` itself if there is none.
+        """Cut the model's reasoning out of an answer, by the version's markers (`message_text.cut_reasoning`).
 
         Raises:
             AbstainError: The reasoning does not end, or nothing else is in the answer.
         """
         try:
-            answer = remove_reasoning(interaction.answer, self.predictor.reasoning)
+            return cut_reasoning(interaction, self.predictor.reasoning)
         except ValueError as error:
             raise AbstainError(Code.ONLY_REASONING, f"answer: {error}") from None
-        if not answer:
-            raise AbstainError(Code.ONLY_REASONING, "answer: it is nothing but reasoning")
-        if answer == interaction.answer:
-            return interaction
-        return interaction.model_copy(update={"answer": answer, "token_log_probs": None})
 
     def apply_answer_rules(self, decision: Decision, sent: Interaction) -> Decision:
         """Show an answer that is nothing but a listed refusal; name its sources, and what is left without reasoning.

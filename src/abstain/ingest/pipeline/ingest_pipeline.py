@@ -17,7 +17,7 @@ from abstain.core.codes import Code
 from abstain.core.contracts import Chunk, Document, Interaction, Review, Thumb, get_document_id
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import read_lines, to_json_lines
-from abstain.core.message_text import remove_reasoning
+from abstain.core.message_text import cut_reasoning
 from abstain.core.reasons import Reason, Reasons
 from abstain.core.text import ReasoningMarker
 from abstain.data.store.dataset import DataStore, DocumentVersion, StagedBatch, get_document_suffix
@@ -364,15 +364,13 @@ class IngestPipeline:
         if row.interaction is None:
             return row
         try:
-            answer = remove_reasoning(row.interaction.answer, self._reasoning)
-            if not answer:
-                raise ValueError("it is nothing but reasoning")
+            interaction = cut_reasoning(row.interaction, self._reasoning)
         except ValueError as error:
             return replace(row, interaction=None, thumb=None, review=None, reasons=(make_reason("answer", str(error)),))
-        if answer == row.interaction.answer:
+        if interaction is row.interaction:
             return row
         self.cut_answers += 1
-        return replace(row, interaction=row.interaction.model_copy(update={"answer": answer, "token_log_probs": None}))
+        return replace(row, interaction=interaction)
 
     def _count(self, row: ParsedRow, decision: RowDecision, outcomes: Counter[str]) -> None:
         """Count the outcome of a row, and quarantine it if rejected; only this batch counts towards the limit."""
