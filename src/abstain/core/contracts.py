@@ -154,6 +154,10 @@ class Document(Row):
     body: Text
 
 
+NOBODY = "nobody"
+"""The entitlement of a document of which nothing says who may read it: no reader can hold it."""
+
+
 class Chunk(Row):
     """A piece of one subsection: retrievable, or a tombstone once `removed_at` is set.
 

@@ -37,12 +37,12 @@ from abstain.core.contracts import (
     Row,
     Thumb,
 )
-from abstain.core.errors import AbstainError
 from abstain.core.json_lines import find_duplicate_keys, format_key
 from abstain.core.reasons import Reason, ReasonKind, Reasons
 from abstain.core.text import suggest_name
 from abstain.data.store.dataset import explain_invalid_file_name
-from abstain.knowledge.documents.reader import KIND_BY_SUFFIX, parse_document
+from abstain.knowledge.documents.reader import SUFFIXES as DOCUMENT_SUFFIXES
+from abstain.knowledge.documents.reader import parse_stored_document, serialize_document
 
 JsonObject = dict[str, Any]
 """An object of foreign JSON, from a line, a cell or another tool; only a contract says what is in it."""
@@ -85,6 +85,7 @@ class ParsedRow:
         size: Length of the original text in bytes, in the same cases.
         is_sampled: Whether this project itself sampled the row for review, with the review's inclusion probability.
         dropped: Optional numbers that are none, by their fields; the row was taken without them.
+        has_own_time: Whether the document's file tells its time; if not, it is the time at which the file changed.
     """
 
     source: str
@@ -99,6 +100,7 @@ class ParsedRow:
     size: int | None = None
     is_sampled: bool = False
     dropped: tuple[str, ...] = ()
+    has_own_time: bool = True
 
     @property
     def is_document(self) -> bool:
@@ -114,7 +116,7 @@ class ParsedRow:
 
 def is_document(source: str) -> bool:
     """Whether `source` is the name of a document."""
-    return source.lower().endswith(tuple(KIND_BY_SUFFIX))
+    return source.lower().endswith(DOCUMENT_SUFFIXES)
 
 
 def reparse(raw: bytes, source: str, number: int) -> ParsedRow:
@@ -128,7 +130,9 @@ def reparse(raw: bytes, source: str, number: int) -> ParsedRow:
     Returns:
         The parsed row.
     """
-    return read_document(raw, source) if is_document(source) else parse_line(raw, source, number, is_limited=False)
+    if is_document(source):
+        return make_document_row(parse_stored_document(raw), source)
+    return parse_line(raw, source, number, is_limited=False)
 
 
 def serialize_row(row: ParsedRow) -> str | None:
@@ -138,13 +142,10 @@ def serialize_row(row: ParsedRow) -> str | None:
         row: The row.
 
     Returns:
-        The text; a document has the text in which it came, if that is UTF-8. None if the row has no contents.
+        The text. None if the row has no contents.
     """
     if row.document is not None:
-        try:
-            return row.raw.decode("utf-8")
-        except UnicodeDecodeError:  # a page of HTML declares its own encoding
-            return None
+        return row.raw.decode()
     if row.interaction is None:
         part = row.thumb or row.review
         return part.to_json_line() if part else None
@@ -224,24 +225,21 @@ def parse_object(fields: JsonObject, source: str, number: int) -> ParsedRow:
     return parse_line(raw, source, number)
 
 
-def read_document(content: bytes, source: str) -> ParsedRow:
-    """Parse a whole document, Markdown or HTML.
+def make_document_row(document: Document, source: str, *, has_own_time: bool = True) -> ParsedRow:
+    """Make the row of a document.
 
     Args:
-        content: The bytes of the document.
-        source: Name of the file; its suffix decides the kind.
+        document: The document.
+        source: Name of its file.
+        has_own_time: Whether the file itself tells its time.
 
     Returns:
-        The row, with the reasons if it is invalid.
+        The row, with the reasons if the document is invalid.
     """
-    try:
-        document = parse_document(content, source)
-    except AbstainError as error:
-        problem = make_reason("", str(error).removeprefix(f"{source}: "))
-        return ParsedRow(source, 1, content, (problem,))
+    raw = serialize_document(document)
     if problems := _check_document(document):
-        return ParsedRow(source, 1, content, problems)
-    return ParsedRow(source, 1, content, document=document)
+        return ParsedRow(source, 1, raw, problems)
+    return ParsedRow(source, 1, raw, document=document, has_own_time=has_own_time)
 
 
 def _check_document(document: Document) -> Reasons:

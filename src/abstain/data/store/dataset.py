@@ -47,7 +47,6 @@ from abstain.data.store.record_keys import TABLES, Record, parse_key
 
 R = TypeVar("R", bound=Row)
 
-DOCUMENT_SUFFIXES = (".md", ".html")
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _PUBLISH_ORDER = (
     "documents",
@@ -149,7 +148,7 @@ class DataStore:
     def list_document_files(self) -> list[Path]:
         """Return the files of the current documents, to be read by `knowledge.documents.read_documents`."""
         folder = self.folder / "documents"
-        return sorted(path for suffix in DOCUMENT_SUFFIXES for path in folder.glob(f"*{suffix}"))
+        return sorted(folder.glob("*.md"))
 
     def iter_document_versions(self) -> Iterator[DocumentVersion]:
         """Iterate over all versions of all documents, including removals, in order of arrival."""
@@ -351,11 +350,6 @@ def rewrite_lines(source: Path, target: Path, revise: Callable[[bytes], bytes | 
 def is_review_queue(source: str) -> bool:
     """Return whether the source of this name brings reviews from the review queue."""
     return source.startswith(REVIEW_QUEUE_PREFIX)
-
-
-def get_document_suffix(source: str) -> str:
-    """Return the suffix under which the document of the file `source` is stored."""
-    return ".html" if source.lower().endswith((".html", ".htm")) else ".md"
 
 
 def explain_invalid_file_name(doc_id: str) -> str | None:

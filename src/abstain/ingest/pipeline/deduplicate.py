@@ -241,7 +241,7 @@ def resolve_documents(
         if document is None or version in rejected:
             continue
         best = newest.setdefault(document.doc_id, document)
-        if document.updated_at > best.updated_at:
+        if document.updated_at > best.updated_at or _is_reclassified(document, current.get(document.doc_id)):
             newest[document.doc_id] = document
 
     def decide(row: ParsedRow, version: str) -> RowDecision:
@@ -251,7 +251,7 @@ def resolve_documents(
         if version in rejected:
             return "quarantined", rejected[version]
         doc_id, best = document.doc_id, newest[document.doc_id]
-        if document == current.get(doc_id) or (doc_id in winners and winners[doc_id].raw == row.raw):
+        if _is_same(row, current.get(doc_id)) or (doc_id in winners and winners[doc_id].raw == row.raw):
             return "duplicate", ()
         if document == best:
             winners[doc_id] = row
@@ -267,6 +267,21 @@ def resolve_documents(
 
     decisions = tuple(decide(row, version) for row, version in zip(rows, versions, strict=True))
     return decisions, winners
+
+
+def _is_same(row: ParsedRow, current: Document | None) -> bool:
+    """Whether a document is the current one; a time that only the file system or git tells makes no difference."""
+    document = row.document
+    if document is None or current is None or row.has_own_time:
+        return document == current
+    return document.model_copy(update={"updated_at": current.updated_at}) == current
+
+
+def _is_reclassified(document: Document, current: Document | None) -> bool:
+    """Whether only product or entitlements of the current document have changed, by a rule and not at a new time."""
+    if current is None or document == current:
+        return False
+    return document.model_copy(update=current.model_dump(include={"product", "entitlements"})) == current
 
 
 def _describe_conflict(row: StoredRow, existing: StoredRow) -> Reason:

@@ -20,7 +20,7 @@ from abstain.core.json_lines import read_lines, to_json_lines
 from abstain.core.message_text import cut_reasoning
 from abstain.core.reasons import Reason, Reasons
 from abstain.core.text import ReasoningMarker
-from abstain.data.store.dataset import DataStore, DocumentVersion, StagedBatch, get_document_suffix
+from abstain.data.store.dataset import DataStore, DocumentVersion, StagedBatch
 from abstain.data.store.key_index import BLOCK_ROWS, IndexedWriter, KeyIndex
 from abstain.data.store.profile import Profiler
 from abstain.data.store.record_keys import TABLES, Record, make_interaction_identity, make_record
@@ -407,13 +407,12 @@ class IngestPipeline:
         """Stage documents, chunks, rejected rows and revised parts: everything except the new parts of rows."""
         self.quarantine_file_id = self._quarantine_writer.close()
         self._staging.stage_revisions(self._index)
-        for path in self._store.list_document_files() if self._changed_documents else ():
-            row = self._changed_documents.get(path.stem)
-            if path.stem in self._changed_documents and (row is None or get_document_suffix(row.source) != path.suffix):
-                self._staging.stage_deletion(path)
         for doc_id, row in self._changed_documents.items():
+            name = f"documents/{doc_id}.md"
             if row is not None:
-                self._staging.stage_file(f"documents/{doc_id}{get_document_suffix(row.source)}", row.raw)
+                self._staging.stage_file(name, row.raw)
+            elif (self._store.folder / name).exists():
+                self._staging.stage_deletion(self._store.folder / name)
         if self._changed_documents:
             self._staging.stage_file("documents.jsonl", to_json_lines(self._versions))
             chunks = (chunk for doc_id in sorted(self._chunks) for chunk in self._chunks[doc_id])

@@ -14,8 +14,9 @@ All other values are left as they are, for the contracts to reject.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -24,7 +25,8 @@ from pydantic_core import from_json
 
 from abstain.core.contracts import CRITERIA
 from abstain.core.json_lines import find_duplicate_keys
-from abstain.ingest.parsing import MAX_ROW_BYTES, JsonObject
+from abstain.ingest.parsing import MAX_ROW_BYTES, JsonObject, ParsedRow
+from abstain.ingest.sources.lines import OversizedLine, split_lines
 
 _BOOLEAN_FIELDS = frozenset(CRITERIA)
 _NUMBER_FIELDS = frozenset({"inclusion_probability", "propensity"})
@@ -48,6 +50,23 @@ class TableRecord(NamedTuple):
 
     number: int
     cells: Mapping[str, Any]
+
+
+def iter_converted_records(chunks: Iterable[bytes], source: str) -> Iterator[TableRecord | ParsedRow]:
+    """Read every record of a Parquet file that was converted to JSON Lines, numbered from 1.
+
+    Args:
+        chunks: The converted file.
+        source: Source of the rejected rows.
+
+    Yields:
+        A record, or a rejected row for a record that is too long.
+    """
+    for number, line in enumerate(split_lines(chunks), start=1):
+        if isinstance(line, OversizedLine):
+            yield line.to_rejected_row(source, number)
+        else:
+            yield TableRecord(number, json.loads(line))
 
 
 def find_column_problem(columns: Sequence[str]) -> str | None:
@@ -88,8 +107,8 @@ def make_object(cells: Mapping[str, Any], *, naive_is_utc: bool = False) -> Json
 
 
 def to_json_value(value: Any) -> Any:
-    """Return a cell of any column as a JSON value; None if it is missing, or the NaN of a data frame."""
-    return None if value in ("NaN", "nan") else _convert("", value, naive_is_utc=False)
+    """Return a cell of any column as a JSON value; None if it is missing."""
+    return _convert("", value, naive_is_utc=False)
 
 
 def _convert(field: str, value: Any, naive_is_utc: bool) -> Any:

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Iterator
 from abstain.core.codes import Code
 from abstain.core.contracts import ImportedInteraction, ImportedReview, ImportedThumb, Review, Thumb
 from abstain.core.errors import AbstainError
-from abstain.ingest.parsing import ParsedRow, make_reason, parse_object
-from abstain.ingest.sources.cells import TableRecord, find_column_problem, make_object
+from abstain.ingest.parsing import ParsedRow, make_reason
+from abstain.ingest.sources.cells import TableRecord, find_column_problem
 from abstain.ingest.sources.lines import MAX_LINE_BYTES, OversizedLine
 
 CONTRACT_COLUMNS = frozenset(
@@ -30,27 +30,6 @@ _EXCEL_HINT = re.compile('"?sep=(.)"?\\1*', re.IGNORECASE)
 """The line by which Excel is told the delimiter; before the header, and padded by delimiters in some files."""
 _MAX_REREAD_BYTES = 4 * MAX_LINE_BYTES
 """The maximum number of bytes that are read again because of unclosed quotes before the file is rejected."""
-
-
-def read_csv(lines: Iterable[bytes | OversizedLine], source: str, display_name: str) -> Iterator[ParsedRow]:
-    """Read rows below a header of `CONTRACT_COLUMNS` columns.
-
-    Args:
-        lines: The lines of the file, in UTF-8.
-        source: Source of the rows.
-        display_name: The file's name in error messages.
-
-    Yields:
-        One row per record.
-
-    Raises:
-        AbstainError: See `iter_csv_records`.
-    """
-    for record in iter_csv_records(lines, source, display_name, CONTRACT_COLUMNS):
-        if isinstance(record, TableRecord):
-            yield parse_object(make_object(record.cells), source, record.number)
-        else:
-            yield record
 
 
 def iter_csv_records(

@@ -23,7 +23,8 @@ from abstain.ingest.exports.expressions import parse_json
 from abstain.ingest.exports.mapping import load_mapping
 from abstain.ingest.parsing import ParsedRow
 from abstain.ingest.sources import ReadOutcome, SourceModel, SourceReader, SourceState
-from abstain.ingest.sources.cells import TableRecord, to_json_value
+from abstain.ingest.sources.cells import TableRecord, iter_converted_records, to_json_value
+from abstain.ingest.sources.converter import Converter
 from abstain.ingest.sources.csv_file import iter_csv_records
 from abstain.ingest.sources.files import (
     CSV_SUFFIXES,
@@ -35,7 +36,6 @@ from abstain.ingest.sources.files import (
     resolve_url,
 )
 from abstain.ingest.sources.lines import OversizedLine, read_whole, split_lines, to_utf8
-from abstain.ingest.sources.parquet_file import iter_parquet_records
 from abstain.ingest.sources.storage import SourceFile, Storage
 
 JSON_SUFFIXES = (".json", ".json.gz")
@@ -110,29 +110,31 @@ class ExportSource(SourceModel):
     def _rows(
         self, files: Sequence[_File], export: ExportRows, state: dict[str, Any], ignored: tuple[str, ...]
     ) -> Generator[ParsedRow, None, ReadOutcome]:
-        try:
-            readable = yield from self._survey_files(files, export, state)
-        except AbstainError as error:
-            if not self.scheduled or error.code is not Code.BAD_SETTING:
-                raise
-            misfit = SourceFile(self.name, "", "", json.dumps(state, sort_keys=True))
-            yield make_rejected_file_row(misfit, error)
-            return ReadOutcome(state, ignored)
-        if not self.scheduled:
-            export.require_rows(self.name)
-        for storage, file in readable:
-            yield from export.iter_rows(export.split_records(_iter_records(storage, file), file.display_name))
+        with Converter() as converter:
+            try:
+                readable = yield from self._survey_files(files, export, state, converter)
+            except AbstainError as error:
+                if not self.scheduled or error.code is not Code.BAD_SETTING:
+                    raise
+                misfit = SourceFile(self.name, "", "", json.dumps(state, sort_keys=True))
+                yield make_rejected_file_row(misfit, error)
+                return ReadOutcome(state, ignored)
+            if not self.scheduled:
+                export.require_rows(self.name)
+            for storage, file in readable:
+                records = _iter_records(storage, file, converter)
+                yield from export.iter_rows(export.split_records(records, file.display_name))
         yield from export.iter_reviews()
         return ReadOutcome(state, ignored, notes=export.make_notes())
 
     def _survey_files(
-        self, files: Sequence[_File], export: ExportRows, state: dict[str, Any]
+        self, files: Sequence[_File], export: ExportRows, state: dict[str, Any], converter: Converter
     ) -> Generator[ParsedRow, None, list[_File]]:
         """Survey `files`; yields a rejected row for each one that cannot be read, and returns the others."""
         readable: list[_File] = []
         for storage, file in files:
             try:
-                export.scan(export.split_records(_iter_records(storage, file), file.display_name))
+                export.scan(export.split_records(_iter_records(storage, file, converter), file.display_name))
                 readable.append((storage, file))
             except AbstainError as error:
                 if not self.scheduled or error.code is Code.BAD_SETTING:
@@ -179,22 +181,21 @@ def _read_nothing(outcome: ReadOutcome) -> Generator[ParsedRow, None, ReadOutcom
     return outcome
 
 
-def _iter_records(storage: Storage, file: SourceFile) -> Iterator[ExportRecord]:
+def _iter_records(storage: Storage, file: SourceFile, converter: Converter) -> Iterator[ExportRecord]:
     """Yield every record of one file. Raises `AbstainError` if it cannot be read to its end, because it was cut."""
 
     def to_export_record(record: TableRecord) -> ExportRecord:
-        return ExportRecord(
-            {name: to_json_value(cell) for name, cell in record.cells.items()}, file.name, record.number
-        )
+        cells = record.cells.items()
+        # As texts, NaN of a data frame is a missing value.
+        fields = {name: None if cell in ("NaN", "nan") else to_json_value(cell) for name, cell in cells}
+        return ExportRecord(fields, file.name, record.number)
 
-    name = file.name.lower()
+    name, chunks = file.name.lower(), storage.iter_chunks(file, converter)
     if name.endswith(PARQUET_SUFFIXES):
-        with storage.open(file) as stream:
-            yield from map(
-                to_export_record, _require_readable(iter_parquet_records(stream, file.name, file.display_name), file)
-            )
+        records = iter_converted_records(chunks, file.name)
+        yield from map(to_export_record, _require_readable(records, file))
         return
-    chunks = require_text(to_utf8(storage.iter_chunks(file)), file)
+    chunks = require_text(to_utf8(chunks), file)
     if name.endswith(JSON_SUFFIXES):
         content = read_whole(chunks, MAX_JSON_BYTES)
         if isinstance(content, OversizedLine):

@@ -1,4 +1,4 @@
-"""A folder or file as a source, local or behind an fsspec URL: JSON Lines, CSV, Parquet, Markdown and HTML.
+"""A folder or file as a source, local or behind an fsspec URL: rows (JSON Lines, CSV, Parquet) and documents.
 
 The kind of a file is decided by its name. Unchanged files are not read again; that only saves work, because their rows
 would be duplicates.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from itertools import chain
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field
@@ -20,21 +20,24 @@ from abstain.core.files import create_home
 from abstain.core.filesystem import get_display_name, is_url
 from abstain.core.json_lines import detect_other_json
 from abstain.core.reasons import Reason
-from abstain.ingest.parsing import ParsedRow, is_document, parse_line, read_document
+from abstain.ingest.parsing import ParsedRow, is_document, parse_line, parse_object
 from abstain.ingest.sources import ReadOutcome, SourceModel, SourceReader, SourceState
-from abstain.ingest.sources.csv_file import read_csv
-from abstain.ingest.sources.lines import OversizedLine, read_whole, split_lines, to_utf8
-from abstain.ingest.sources.parquet_file import read_parquet
+from abstain.ingest.sources.cells import TableRecord, iter_converted_records, make_object
+from abstain.ingest.sources.converter import Converter
+from abstain.ingest.sources.csv_file import CONTRACT_COLUMNS, iter_csv_records
+from abstain.ingest.sources.document_files import DocumentFiles, DocumentRules
+from abstain.ingest.sources.lines import OversizedLine, split_lines, to_utf8
 from abstain.ingest.sources.storage import SourceFile, Storage
-from abstain.knowledge.documents.reader import KIND_BY_SUFFIX
+from abstain.knowledge.documents.reader import SUFFIXES as DOCUMENT_SUFFIXES
 
 JSON_LINES_SUFFIXES = (".jsonl", ".jsonl.gz")
 CSV_SUFFIXES = (".csv", ".csv.gz")
 PARQUET_SUFFIXES = (".parquet",)
-SUFFIXES = JSON_LINES_SUFFIXES + CSV_SUFFIXES + PARQUET_SUFFIXES + tuple(KIND_BY_SUFFIX)
+SUFFIXES = JSON_LINES_SUFFIXES + CSV_SUFFIXES + PARQUET_SUFFIXES + DOCUMENT_SUFFIXES
 
 _KINDS = (
-    "JSON Lines (.jsonl), CSV (.csv), both packed too (.gz), Parquet (.parquet), Markdown (.md) or HTML (.html, .htm)"
+    "JSON Lines (.jsonl), CSV (.csv), both packed too (.gz), Parquet (.parquet), or a document "
+    f"({', '.join(DOCUMENT_SUFFIXES)})"
 )
 
 
@@ -48,12 +51,14 @@ class FileSource(SourceModel):
         kind: Distinguishes the sources in sources.yaml.
         url: A path, or an fsspec URL.
         mirror: Remove a document when its file is gone from the folder.
+        documents: How documents get what their files do not say.
         scheduled: Whether scheduled runs read the source; if not, an unreadable file is an error.
     """
 
     kind: Literal["files"] = "files"
     url: str = Field(min_length=1, description="a path, or an fsspec URL, `${VARIABLE}` from the environment")
     mirror: bool = Field(False, description="documents that are gone here are removed")
+    documents: DocumentRules = Field(DocumentRules(), description="fields of documents: names, and folders' defaults")
     scheduled: ClassVar[bool] = True
 
     def resolve_paths(self, home: Path, project: Path) -> Self:
@@ -99,28 +104,42 @@ class FileSource(SourceModel):
         earlier_entries: Mapping[str, SourceState],
     ) -> Generator[ParsedRow, None, ReadOutcome]:
         entries: dict[str, dict[str, Any]] = {}
-        for file in sorted(files, key=lambda file: (not is_document(file.name), file.name)):
-            entry = earlier_entries.get(file.name, {})
-            # A document whose new content is rejected keeps its doc_id: a typing error must not remove the page.
-            doc_id, version = entry.get("doc_id"), file.version
-            if version is None or version != entry.get("version"):
-                try:
-                    for row in _read_file(storage, file):
-                        doc_id = row.document.doc_id if row.document else doc_id
-                        yield row
-                except AbstainError as error:
-                    if not self.scheduled:
-                        raise
-                    if file.name not in {listed_file.name for listed_file in storage.list().files}:
-                        continue  # the file was deleted; if the whole folder was, `list` raises
-                    version = get_failed_version(file, error)
-                    yield make_rejected_file_row(file, error)
-            entries[file.name] = {"version": version} | ({"doc_id": doc_id} if doc_id else {})
-        state = {"files": entries}
+        with Converter() as converter:
+            documents = DocumentFiles(self.documents, storage, converter)
+            for file in sorted(files, key=lambda file: (not is_document(file.name), file.name)):
+                entry = earlier_entries.get(file.name, {})
+                # A document whose new content is rejected keeps its doc_id: a typing error must not remove the page.
+                doc_id, version = entry.get("doc_id"), self._get_version(file)
+                if version is None or version != entry.get("version"):
+                    try:
+                        if is_document(file.name):
+                            rows = iter([documents.read(file, doc_id)])
+                        else:
+                            rows = _read_rows(storage, file, converter)
+                        for row in rows:
+                            doc_id = row.document.doc_id if row.document else doc_id
+                            yield row
+                    except AbstainError as error:
+                        is_one_of_many = self.scheduled or is_document(file.name)
+                        if not is_one_of_many or (not self.scheduled and error.code is Code.NOT_READABLE):
+                            raise
+                        if file.name not in {listed_file.name for listed_file in storage.list().files}:
+                            continue  # the file was deleted; if the whole folder was, `list` raises
+                        version = get_failed_version(file, error) and version
+                        yield make_rejected_file_row(file, error)
+                entries[file.name] = {"version": version} | ({"doc_id": doc_id} if doc_id else {})
+        state, notes = {"files": entries}, tuple(documents.make_notes())
         if not self.mirror:
-            return ReadOutcome(state, ignored)
+            return ReadOutcome(state, ignored, notes=notes)
         present_doc_ids = _get_doc_ids(entries)
-        return ReadOutcome(state, ignored, present_doc_ids, _get_doc_ids(earlier_entries) - present_doc_ids)
+        removed_doc_ids = _get_doc_ids(earlier_entries) - present_doc_ids
+        return ReadOutcome(state, ignored, present_doc_ids, removed_doc_ids, notes)
+
+    def _get_version(self, file: SourceFile) -> str | None:
+        """Return what changes with the content of a file, and of a document with the rules for it."""
+        if file.version is None or not is_document(file.name):
+            return file.version
+        return f"{file.version} {self.documents.digest}".strip()
 
 
 class ExplicitFiles(FileSource):
@@ -181,9 +200,9 @@ def get_failed_version(file: SourceFile, error: AbstainError) -> str | None:
 
     Returns:
         The file's version, so that this version is not read again. None, so that it is tried again, if the file was not
-        reached: permissions and servers come back, and the file is as it was.
+        reached or a package is missing: servers come back, packages are installed, and the file is as it was.
     """
-    return None if error.code is Code.NOT_READABLE else file.version
+    return None if error.code in (Code.NOT_READABLE, Code.NO_PACKAGE) else file.version
 
 
 def make_rejected_file_row(file: SourceFile, error: AbstainError) -> ParsedRow:
@@ -201,31 +220,27 @@ def make_rejected_file_row(file: SourceFile, error: AbstainError) -> ParsedRow:
     return ParsedRow(file.name, 1, b"", (reason,), digest=digest)
 
 
-def _read_file(storage: Storage, file: SourceFile) -> Iterator[ParsedRow]:
+def _read_rows(storage: Storage, file: SourceFile, converter: Converter) -> Iterator[ParsedRow]:
     """Yield every row of one file. Raises `AbstainError` if it is empty, unreadable, or JSON but not JSON Lines."""
-    name = file.name.lower()
-    if name.endswith(PARQUET_SUFFIXES):
-        with storage.open(file) as stream:
-            yield from read_parquet(stream, file.name, file.display_name)
-        return
-    chunks = storage.iter_chunks(file)
-    if KIND_BY_SUFFIX.get(PurePosixPath(name).suffix) != "html":  # an HTML page declares its own encoding
-        chunks = to_utf8(chunks)
-    chunks = require_text(chunks, file)
-    if is_document(name):
-        content = read_whole(chunks)
-        if isinstance(content, OversizedLine):
-            yield content.to_rejected_row(file.name, 1)
-        else:
-            yield read_document(content, file.name)
-    elif name.endswith(CSV_SUFFIXES):
-        yield from read_csv(split_lines(chunks), file.name, file.display_name)
-    else:
+    name, chunks = file.name.lower(), storage.iter_chunks(file, converter)
+    if not name.endswith(PARQUET_SUFFIXES):
+        chunks = require_text(to_utf8(chunks), file)
+    if name.endswith(JSON_LINES_SUFFIXES):
         for number, line in enumerate(split_lines(_require_json_lines(chunks, file)), start=1):
             if isinstance(line, OversizedLine):
                 yield line.to_rejected_row(file.name, number)
             elif line.strip():
                 yield parse_line(line.removesuffix(b"\r"), file.name, number)
+        return
+    if name.endswith(PARQUET_SUFFIXES):
+        records = iter_converted_records(chunks, file.name)
+    else:
+        records = iter_csv_records(split_lines(chunks), file.name, file.display_name, CONTRACT_COLUMNS)
+    for record in records:
+        if isinstance(record, TableRecord):
+            yield parse_object(make_object(record.cells), file.name, record.number)
+        else:
+            yield record
 
 
 def require_text(chunks: Iterator[bytes], file: SourceFile) -> Iterator[bytes]:

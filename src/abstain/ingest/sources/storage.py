@@ -10,20 +10,18 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.filesystem import BUCKET_PROTOCOLS, connect, expand_variables, redact_url, translate_errors
+from abstain.ingest.sources.converter import Conversion, Converter
+from abstain.knowledge.documents.reader import SUFFIXES as DOCUMENT_SUFFIXES
 
 _CHUNK_BYTES = 1 << 20
-
-MAX_UNPACKED_BYTES = 16 * 1024 * 1024
-"""The maximum size of an unpacked file, in bytes, however small the packed file is."""
-
-MAX_COMPRESSION_RATIO = 100
-"""The maximum ratio of unpacked to packed size of a larger file: texts and rows are packed some 5 to 30 times."""
+_TIME_KEYS = ("mtime", "LastModified", "last_modified", "updated", "created")  # of fsspec's backends
 
 
 @dataclass(frozen=True)
@@ -35,12 +33,14 @@ class SourceFile:
         path: Path by which the backend opens the file.
         display_name: Name in messages.
         version: Changes with the file's content; None if the backend has no versions.
+        updated_at: The time of its last change; None if the backend knows none.
     """
 
     name: str
     path: str
     display_name: str
     version: str | None
+    updated_at: datetime | None = None
 
 
 @dataclass(frozen=True)
@@ -98,10 +98,8 @@ class Storage:
             except FileNotFoundError as error:
                 raise AbstainError(Code.NOT_READABLE, f"{self.url}: {self._describe_missing(error)}") from None
             if root_info["type"] != "directory":
-                file = SourceFile(
-                    self.url.rstrip("/").rpartition("/")[2], self._root, self.url, _get_version(root_info)
-                )
-                return Listing((file,), is_folder=False)
+                name = self.url.rstrip("/").rpartition("/")[2]
+                return Listing((_make_file(name, self._root, self.url, root_info),), is_folder=False)
             files = []
             for path, info in sorted(self._iter_files()):
                 name = path[len(self._root) :].lstrip("/")
@@ -113,7 +111,7 @@ class Storage:
                     except FileNotFoundError:
                         continue
                 if info["type"] == "file":
-                    files.append(SourceFile(name, path, f"{self.url.rstrip('/')}/{name}", _get_version(info)))
+                    files.append(_make_file(name, path, f"{self.url.rstrip('/')}/{name}", info))
         return Listing(tuple(files), is_folder=True)
 
     def _iter_files(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -159,44 +157,26 @@ class Storage:
         finally:
             stream.close()
 
-    def iter_chunks(self, file: SourceFile) -> Iterator[bytes]:
-        """Read `file` from the first to the last byte, unpacked if its name ends in .gz.
+    def iter_chunks(self, file: SourceFile, converter: Converter) -> Iterator[bytes]:
+        """Read `file` from the first to the last byte, converted if it is packed, Parquet or a document.
 
         Args:
             file: A file of `list`.
+            converter: Converts files of these kinds.
 
         Yields:
             Chunks of bytes.
 
         Raises:
-            AbstainError: The file cannot be read, is damaged, or unpacks to more than `MAX_COMPRESSION_RATIO` times its
-                size.
+            AbstainError: The file cannot be read, or takes more than the limits of a conversion.
         """
-        import gzip
-        import zlib
-
-        damage_errors = (EOFError, zlib.error, gzip.BadGzipFile)
-        is_packed, n_bytes = file.name.lower().endswith(".gz"), 0
+        conversion = get_conversion(file.name)
         with self.open(file) as stream:
-            unpacked_stream = gzip.GzipFile(fileobj=stream) if is_packed else stream
-            while True:
-                try:
-                    with _translate_errors(file.display_name, *damage_errors):
-                        chunk = unpacked_stream.read(_CHUNK_BYTES)
-                except damage_errors as error:
-                    raise AbstainError(
-                        Code.WRONG_FORMAT, f"{file.display_name}: cannot be read: {error}: write it again"
-                    ) from error
-                n_bytes += len(chunk)
-                if is_packed and n_bytes > max(MAX_UNPACKED_BYTES, MAX_COMPRESSION_RATIO * stream.tell()):
-                    raise AbstainError(
-                        Code.TOO_LARGE,
-                        f"{file.display_name}: unpacks to more than {MAX_COMPRESSION_RATIO} "
-                        "times its size, the most allowed: unpack it",
-                    )
-                if not chunk:
-                    return
-                yield chunk
+            if conversion is None:
+                yield from _read_chunks(stream, file.display_name)
+                return
+            with converter.convert(conversion, stream, file.name, file.display_name) as output:
+                yield from _read_chunks(output, file.display_name)
 
     def _describe_missing(self, error: FileNotFoundError) -> str:
         """Describe why a file is missing. Over HTTP every failure is a missing file; its cause has the details."""
@@ -222,6 +202,27 @@ class Storage:
         return (protocol,) if isinstance(protocol, str) else tuple(protocol)
 
 
+def get_conversion(name: str) -> Conversion | None:
+    """Return how a file has to be converted before it can be read, by its name; None if it can be read as it is."""
+    name = name.lower()
+    if name.endswith(DOCUMENT_SUFFIXES):
+        return "document"
+    return "gzip" if name.endswith(".gz") else "parquet" if name.endswith(".parquet") else None
+
+
+def _read_chunks(stream: IO[bytes], display_name: str) -> Iterator[bytes]:
+    while True:
+        with _translate_errors(display_name):
+            chunk = stream.read(_CHUNK_BYTES)
+        if not chunk:
+            return
+        yield chunk
+
+
+def _make_file(name: str, path: str, display_name: str, info: Mapping[str, Any]) -> SourceFile:
+    return SourceFile(name, path, display_name, _get_version(info), _get_time(info))
+
+
 def _translate_errors(name: str, *untranslated: type[Exception]) -> AbstractContextManager[None]:
     """Translate errors of reading `name`. Use it only around reads, so that a bug in this module stays visible."""
     remedy = "check its place and permissions, or write it again"
@@ -237,7 +238,21 @@ def _get_version(info: Mapping[str, Any]) -> str | None:
     for key in ("ETag", "etag", "md5Hash", "md5"):
         if info.get(key):
             return str(info[key])
-    for key in ("mtime", "LastModified", "last_modified", "updated", "created"):
+    for key in _TIME_KEYS:
         if info.get(key):
             return " ".join(str(part) for part in (info.get("size"), info[key], info.get("ino")) if part is not None)
     return None
+
+
+def _get_time(info: Mapping[str, Any]) -> datetime | None:
+    """Return the time of a file's last change, which backends give as seconds, as ISO 8601, or as it is."""
+    value = next((info[key] for key in _TIME_KEYS if info.get(key)), None)
+    try:
+        if isinstance(value, int | float):
+            return datetime.fromtimestamp(value, UTC)
+        moment = datetime.fromisoformat(value) if isinstance(value, str) else value
+    except (ValueError, OverflowError):
+        return None
+    if not isinstance(moment, datetime):
+        return None
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)

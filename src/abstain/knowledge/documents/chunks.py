@@ -27,7 +27,6 @@ from markdown_it.token import Token
 from abstain.core.codes import Code
 from abstain.core.contracts import PATH_SEPARATOR, Chunk, Document
 from abstain.core.errors import AbstainError
-from abstain.knowledge.documents.normalize_markdown import normalize_markdown
 from abstain.knowledge.documents.sections import DocumentSection, parse_blocks, split_sections
 from abstain.knowledge.documents.tokens import make_token_counter
 
@@ -132,7 +131,7 @@ def _join_paragraphs(blocks: Iterable[_Block]) -> Iterator[_Block]:
 
 
 def _iter_blocks(section: DocumentSection) -> Iterator[_Block]:
-    lines, tokens = parse_blocks(normalize_markdown(section.body))
+    lines, tokens = parse_blocks(section.body)
     for position, token in enumerate(tokens):
         if token.level or token.map is None or token.nesting < 0:
             continue

@@ -14,18 +14,16 @@ import re
 from typing import Any
 
 from bs4 import BeautifulSoup
+from bs4.dammit import EncodingDetector
 from bs4.element import PreformattedString, Tag
-from lxml import etree
 
-from abstain.core.text import find_nearest_name
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
 from abstain.knowledge.documents.html_converter import INVISIBLE, Converter
-from abstain.knowledge.documents.html_tables import MAX_CELLS, TooManyCells
 
-FIELDS = ("doc_id", "product", "entitlements", "updated_at")
-
-MAX_DEPTH = 100
-"""The deepest nesting of a page's tags: later steps take time that grows with its square."""
-
+_WINDOWS_CHARSETS = frozenset(
+    {"ascii", "us-ascii", "iso-8859-1", "iso8859-1", "latin-1", "latin1"}
+)  # browsers read these charsets as windows-1252
 _DROPPED = "script style noscript template nav svg iframe object canvas button input select textarea head [hidden]"
 _CHROME = "body > header, body > footer, [role=navigation], [role=banner], [role=contentinfo]"
 _BLOCKS = (
@@ -36,73 +34,47 @@ _HEADINGS = ["h1", "h2", "h3", "h4", "h5", "h6"]
 _PARTS = ["caption", "thead", "tbody", "tfoot", "tr", "th", "td"]
 
 
-class UnreadablePage(ValueError):
-    """A page cannot be read; the message is the reason."""
-
-
-def html_to_markdown(text: str) -> tuple[dict[str, Any], str]:
-    """Convert an HTML page to Markdown.
+def parse_html(content: bytes) -> tuple[dict[str, Any], str]:
+    """Parse an HTML page.
 
     Args:
-        text: The page.
+        content: The bytes of the page, which may declare its charset.
 
     Returns:
-        The page's fields (`FIELDS` from its `<meta>`, `title` from its `<title>`; missing ones are left out), and its
-        content as Markdown.
+        The page's fields (from its `<meta>`, and `title` from its `<title>`), and its content as Markdown.
 
     Raises:
-        UnreadablePage: Fields contradict each other or are misspelt, or a table is too large.
-        RecursionError: Tags are nested too deeply.
+        AbstainError: The page is not text in its charset, or its fields contradict each other.
     """
-    soup = _parse_html(text)
+    soup = BeautifulSoup(_decode(content).replace("\r\n", "\n").replace("\r", "\n"), "lxml")
+    return _read_fields(soup), _to_markdown(soup)
+
+
+def html_to_markdown(text: str) -> str:
+    """Convert a piece of HTML to Markdown."""
+    return _to_markdown(BeautifulSoup(text, "lxml"))
+
+
+def _decode(content: bytes) -> str:
+    content, mark_charset = EncodingDetector.strip_byte_order_mark(content)
+    charset = mark_charset or EncodingDetector.find_declared_encoding(
+        content, is_html=True, search_entire_document=False
+    )
+    encoding = "utf-8"
+    # A declaration that is readable as ASCII cannot be in UTF-16.
+    if charset and (mark_charset or not charset.lower().startswith("utf-16")):
+        encoding = "windows-1252" if charset.lower() in _WINDOWS_CHARSETS else charset
     try:
-        return _read_fields(soup), _to_markdown(soup)
-    except TooManyCells:
-        raise UnreadablePage(
-            f"a table has more than the {MAX_CELLS:,} places allowed, rows x columns: divide it"
+        text = content.decode(encoding)
+        text.encode()  # UTF-7 and others can write half a character, which nothing can store
+    except UnicodeError as error:
+        where = f" (byte {error.start + 1} is 0x{content[error.start]:02x})" if hasattr(error, "start") else ""
+        raise AbstainError(
+            Code.INVALID_ROW, f"not valid {encoding}{where}: correct its charset, or save it as UTF-8"
         ) from None
-
-
-def read_fragment(text: str) -> str:
-    """Convert a piece of HTML to Markdown.
-
-    Args:
-        text: The HTML.
-
-    Returns:
-        The Markdown.
-
-    Raises:
-        RecursionError: Tags are nested too deeply.
-        TooManyCells: A table is too large.
-    """
-    return _to_markdown(_parse_html(text))
-
-
-def _parse_html(text: str) -> BeautifulSoup:
-    """Return the tree of `text`. Raises `RecursionError` beyond `MAX_DEPTH`, before the tree is built."""
-    parser = etree.HTMLParser(target=_Depth())
-    parser.feed(text)
-    parser.close()
-    return BeautifulSoup(text, "lxml")
-
-
-class _Depth:
-    """Counts open tags, for lxml. Raises `RecursionError` beyond `MAX_DEPTH`."""
-
-    def __init__(self) -> None:
-        self._open = 0
-
-    def start(self, tag: str, attributes: Any) -> None:
-        self._open += 1
-        if self._open > MAX_DEPTH:
-            raise RecursionError
-
-    def end(self, tag: str) -> None:
-        self._open -= 1
-
-    def close(self) -> None:
-        """Do nothing; lxml requires this method."""
+    except LookupError:
+        raise AbstainError(Code.INVALID_ROW, f"declares the unknown charset '{encoding}': save it as UTF-8") from None
+    return text
 
 
 def _to_markdown(soup: BeautifulSoup) -> str:
@@ -121,19 +93,12 @@ def _to_markdown(soup: BeautifulSoup) -> str:
 def _read_fields(soup: BeautifulSoup) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for meta in soup.find_all("meta"):
-        name, content = str(meta.get("name", "")).strip().lower(), meta.get("content")
-        if name not in FIELDS:
-            # A misspelt one would give every user access to the page.
-            if find_nearest_name(name, ["entitlements"], cutoff=0.8):
-                raise UnreadablePage(f'<meta name="{name}"> is unknown: did you mean "entitlements"?')
-            continue
-        if content is None:
-            raise UnreadablePage(f'<meta name="{name}"> is empty: add content="..."')
-        value = " ".join(str(content).split())
+        name, value = str(meta.get("name", "")).strip().lower(), " ".join(str(meta.get("content", "")).split())
         if name == "entitlements":
-            fields[name] = list(dict.fromkeys([*fields.get(name, ()), *filter(None, map(str.strip, value.split(",")))]))
-        elif fields.setdefault(name, value) != value:
-            raise UnreadablePage(f'<meta name="{name}"> is there twice, as "{fields[name]}" and as "{value}": keep one')
+            fields[name] = ",".join(filter(None, [fields.get(name), value]))
+        elif name and fields.setdefault(name, value) != value:
+            problem = f'<meta name="{name}"> is there twice, as "{fields[name]}" and as "{value}": keep one'
+            raise AbstainError(Code.INVALID_ROW, problem)
     if soup.title is not None and (title := " ".join(soup.title.get_text().translate(INVISIBLE).split())):
         fields["title"] = title
     return fields

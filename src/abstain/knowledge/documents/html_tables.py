@@ -9,13 +9,6 @@ from bs4.element import Tag
 MAX_SPAN = 1000
 """The maximum number of columns or rows that a cell may span, as in browsers."""
 
-MAX_CELLS = 200_000
-"""The maximum number of cells, rows times columns: short rows and spanning cells give many from little text."""
-
-
-class TooManyCells(ValueError):
-    """A table has more than `MAX_CELLS` cells."""
-
 
 def build_grid(table: Tag, texts: Mapping[int, str]) -> list[list[str]]:
     """Arrange the texts of a table in a grid.
@@ -29,15 +22,11 @@ def build_grid(table: Tag, texts: Mapping[int, str]) -> list[list[str]]:
 
     Returns:
         Rows of equal length. The first is the header, with empty texts if the table has none.
-
-    Raises:
-        TooManyCells: The grid would have more than `MAX_CELLS` cells.
     """
     rows = [row for row in table.find_all("tr") if row.find_parent("table") is table]
     cells = [row.find_all(["td", "th"], recursive=False) for row in rows]
     widest = max(map(len, cells), default=0)
     grid: list[dict[int, Tag]] = [{} for _ in rows]
-    filled = 0
     for row_index, row in enumerate(cells):
         column = 0
         for cell in row:
@@ -45,9 +34,6 @@ def build_grid(table: Tag, texts: Mapping[int, str]) -> list[list[str]]:
                 column += 1
             colspan = _span(cell, "colspan", min(widest, MAX_SPAN - column))
             rowspan = _span(cell, "rowspan", min(len(rows) - row_index, MAX_SPAN))
-            filled += colspan * rowspan
-            if max(filled, len(rows) * (column + colspan)) > MAX_CELLS:
-                raise TooManyCells
             for line in grid[row_index : row_index + rowspan]:
                 for offset in range(colspan):
                     line.setdefault(column + offset, cell)

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from markdown_it.token import Token
 
+from abstain.knowledge.documents.html import html_to_markdown
 from abstain.knowledge.documents.sections import parse_blocks
 
 _TAG = re.compile(r"<(/?)(?:table|ul|ol|dl)(?=[\s/>]|\Z)", re.IGNORECASE)
@@ -47,7 +48,8 @@ def normalize_markdown(body: str) -> str:
             if tokens[index].type == "html_block" or last is not None:
                 end = (tokens[blocks[last]].map or [0, 0])[1] if last is not None else end
                 offset = tag.start() if tokens[index].type == "paragraph_open" else 0
-                replacement = _convert_html("\n".join(lines[start:end]), offset)
+                source = "\n".join(lines[start:end])
+                replacement = f"{source[:offset].rstrip()}\n\n{html_to_markdown(source[offset:])}"
         if replacement is not None:
             out += [*lines[n_done:start], "", replacement, ""]
             n_done = end
@@ -98,18 +100,3 @@ def _iter_inside(tokens: Sequence[Token], opening: int) -> Iterator[Token]:
 
 def _unquote(line: str) -> str:
     return _QUOTE.sub("", _QUOTE_TAB.sub(r"\1   ", line))
-
-
-def _convert_html(source: str, offset: int) -> str | None:
-    """Return `source` with everything from the character `offset` on as Markdown.
-
-    It is None if tags are nested too deeply, or a table is too large.
-    """
-    # Lazily: the parser costs a quarter of a second.
-    from abstain.knowledge.documents.html import read_fragment
-    from abstain.knowledge.documents.html_tables import TooManyCells
-
-    try:
-        return f"{source[:offset].rstrip()}\n\n{read_fragment(source[offset:])}"
-    except (RecursionError, TooManyCells):
-        return None

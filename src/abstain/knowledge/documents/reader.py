@@ -1,71 +1,250 @@
-"""Read a file of the knowledge base, Markdown or HTML, as a `Document`.
+"""Read a file of the knowledge base, of any format, as a `Document`.
 
 Notes:
 
-* Markdown has its metadata in YAML front matter, HTML in `<meta>` and `<title>`; after that both are treated alike,
-  because a document's body is Markdown.
-* Fields are checked strictly: a misspelt entitlement would give every user access to a document, and so would a second
-  line of `entitlements`, of which YAML keeps the last.
-* Every problem of a file is an `AbstainError` of one line: file, problem, remedy.
+* A parser turns the bytes of a file into fields and Markdown; after that all formats are treated alike, because a
+  document's body is Markdown. Parsers are for untrusted files: ingest runs them in a process with limits.
+* What the file does not say of itself comes from its folder, its path and its time (`FileOrigin`).
+* A document without a rule of who may read it is readable by nobody. A field that is nearly called `entitlements` is an
+  error, because otherwise a spelling mistake would decide who may read.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path, PurePath
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, time
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import yaml
 from pydantic import ValidationError
 
 from abstain.core.codes import Code
-from abstain.core.contracts import Document
-from abstain.core.errors import AbstainError
+from abstain.core.contracts import NOBODY, Document
+from abstain.core.errors import AbstainError, describe_first_problem
+from abstain.core.text import find_nearest_name
+from abstain.knowledge.documents.front_matter import split_front_matter
 
-Kind = Literal["markdown", "html"]
+ParseFile = Callable[[bytes], tuple[dict[str, Any], str]]
+"""Turns the bytes of a file into its fields and its text in Markdown."""
 
-KIND_BY_SUFFIX: Mapping[str, Kind] = {".md": "markdown", ".html": "html", ".htm": "html"}
-"""The kind of a file, by the suffix of its name in lower case."""
+MARKDOWN_SUFFIXES = (".md", ".markdown", ".mdx")
+HTML_SUFFIXES = (".html", ".htm")
+SUFFIXES = (*MARKDOWN_SUFFIXES, *HTML_SUFFIXES, ".docx", ".pdf", ".xlsx")
+"""The names of a document's file end so, in any case."""
+
+FieldName = Literal["doc_id", "title", "product", "entitlements", "updated_at"]
+
+DEFAULT_FIELD_NAMES: Mapping[FieldName, tuple[str, ...]] = {
+    "doc_id": ("doc_id",),
+    "title": ("title",),
+    "product": ("product",),
+    "entitlements": ("entitlements",),
+    # of Hugo, Docusaurus and MkDocs
+    "updated_at": ("updated_at", "lastmod", "last_update.date", "revision_date", "date"),
+}
+"""The names by which a file may give the fields of a document, the first one that is there counts; a dot enters."""
 
 MAX_TITLE = 300  # characters: it is repeated in every chunk
-MAX_FRONT_MATTER = 20_000  # characters: YAML needs hours for numbers of millions of digits
-_FRONT_MATTER = re.compile(r"\A---[ \t]*\n(.*?)^---[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
-_WINDOWS_CHARSETS = frozenset(
-    {"ascii", "us-ascii", "iso-8859-1", "iso8859-1", "latin-1", "latin1"}
-)  # browsers read these charsets as windows-1252
-# Errors of PyYAML's constructors and parsers for odd input: 2026-13-45, `!!bool x`, a thousand brackets or nested tags.
-_YAML_ERRORS = (ValueError, LookupError, AttributeError, ArithmeticError, TypeError, RecursionError)
+MAX_ID = 128
+_SUFFIXES_BY_SIGNATURE = {b"%PDF-": (".pdf",), b"PK\x03\x04": (".docx", ".xlsx"), b"\xd0\xcf\x11\xe0": (".doc", ".xls")}
+_HEADING = re.compile(r"^#{1,6}[ \t]+(.+?)[ \t#]*$", re.MULTILINE)
 
 
-def parse_document(content: bytes | str, source_name: str) -> Document:
-    """Parse a Markdown file with front matter, or an HTML page.
+@dataclass(frozen=True)
+class FileOrigin:
+    """What is known of a file beside its content.
 
-    The fields are `doc_id`, `title`, `updated_at`, and optionally `product` and `entitlements`.
+    Attributes:
+        name: Path of the file, relative to the folder of its source.
+        updated_at: The time of its last change.
+        product: The product of its folder.
+        entitlements: The entitlements of its folder; None if there is no rule.
+        field_names: Field of a document -> the name that the files of this source use for it.
+    """
+
+    name: str
+    updated_at: datetime | None = None
+    product: str | None = None
+    entitlements: tuple[str, ...] | None = None
+    field_names: Mapping[FieldName, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ReadFile:
+    """A document, and how it came by its fields.
+
+    Attributes:
+        document: The document.
+        has_own_time: Whether the file itself tells its time.
+        unused_fields: Names of fields in the file that no document has.
+    """
+
+    document: Document
+    has_own_time: bool
+    unused_fields: tuple[str, ...]
+
+
+def get_parser(name: str) -> ParseFile:
+    """Import and return the parser of a file.
 
     Args:
-        content: The text of the file, or its bytes: Markdown is UTF-8, a page may declare its charset.
-        source_name: Name of the file; its suffix decides the kind (`KIND_BY_SUFFIX`), else it is Markdown.
+        name: Name of the file, whose suffix tells the format.
+
+    Returns:
+        The parser. It raises an `AbstainError` for a file that it cannot read.
+
+    Raises:
+        AbstainError: The packages of the format are not installed.
+    """
+    suffix = PurePosixPath(name).suffix.lower()
+    parse = _import_parser(suffix)
+
+    def parse_checked(content: bytes) -> tuple[dict[str, Any], str]:
+        for signature, suffixes in _SUFFIXES_BY_SIGNATURE.items():
+            if content.startswith(signature) and suffix not in suffixes:
+                problem = f"its content is that of {' or '.join(suffixes)}: rename or convert it"
+                raise AbstainError(Code.WRONG_FORMAT, problem)
+        return parse(content)
+
+    return parse_checked
+
+
+def _import_parser(suffix: str) -> ParseFile:
+    if suffix in HTML_SUFFIXES:
+        from abstain.knowledge.documents.html import parse_html
+
+        return parse_html
+    if suffix == ".docx":
+        from abstain.knowledge.documents.word import parse_word
+
+        return parse_word
+    if suffix == ".pdf":
+        from abstain.knowledge.documents.pdf import parse_pdf
+
+        return parse_pdf
+    if suffix == ".xlsx":
+        from abstain.knowledge.documents.spreadsheet import parse_spreadsheet
+
+        return parse_spreadsheet
+    from abstain.knowledge.documents.markdown import parse_markdown
+
+    return parse_markdown
+
+
+def make_document(fields: Mapping[str, Any], body: str, origin: FileOrigin) -> ReadFile:
+    """Make the document of a parsed file.
+
+    Args:
+        fields: The fields that the file gives.
+        body: The file's text, as Markdown.
+        origin: Where the file is.
+
+    Returns:
+        The document, and how it came by its fields.
+
+    Raises:
+        AbstainError: There is no text, a field is wrong, or no time is known; the message does not name the file.
+    """
+    values, unused_fields = _select_fields(fields, origin.field_names)
+    title = " ".join(str(values.get("title") or "").split())
+    if not title:
+        heading = _HEADING.search(body)
+        title = heading[1] if heading else PurePosixPath(origin.name).stem
+    if not body.strip():
+        raise AbstainError(Code.INVALID_ROW, "there is no text in it: write some, or leave the file out")
+    if len(title) > MAX_TITLE:
+        problem = f"the title has {len(title):,} characters, and every chunk repeats it: {MAX_TITLE} at most"
+        raise AbstainError(Code.INVALID_ROW, problem)
+    own_time = values.get("updated_at")
+    try:
+        document = Document(
+            doc_id=values.get("doc_id") or make_document_id(origin.name),
+            title=title,
+            product=values.get("product") or origin.product,
+            entitlements=_read_entitlements(values, origin),
+            updated_at=_to_moment(own_time) or origin.updated_at,
+            body=body.replace("\0", "\ufffd"),  # as CommonMark has it
+        )
+    except ValidationError as error:
+        raise AbstainError(Code.INVALID_ROW, describe_first_problem(error)) from None
+    except OverflowError:  # 0001-01-01T00:00:00+14:00 lies before the first UTC timestamp
+        raise AbstainError(Code.INVALID_ROW, "updated_at: lies outside the years 1 to 9999") from None
+    return ReadFile(document, own_time is not None, unused_fields)
+
+
+def make_document_id(name: str) -> str:
+    """Make the id of a document from the path of its file.
+
+    Args:
+        name: Path, relative to the folder of its source.
+
+    Returns:
+        The path with dots for slashes, without its suffix. Characters that no id has become dashes; a digest keeps such
+        ids, and those of long paths, apart.
+    """
+    stem = str(PurePosixPath(name).with_suffix(""))
+    doc_id = re.sub(r"[^A-Za-z0-9._-]+", "-", stem.replace("/", ".")).strip("._-")
+    if doc_id == stem.replace("/", ".") and len(doc_id) <= MAX_ID:
+        return doc_id
+    digest = hashlib.sha256(stem.encode("utf-8", "surrogateescape")).hexdigest()[:8]
+    return f"{doc_id[: MAX_ID - 9]}-{digest}".lstrip("-")
+
+
+def parse_document(content: bytes, name: str) -> Document:
+    """Parse a file of which nothing but its name is known; see `get_parser` and `make_document`.
+
+    Args:
+        content: The bytes of the file.
+        name: Name of the file.
 
     Returns:
         The document.
 
     Raises:
-        AbstainError: The file cannot be read; the message is one line: file, problem, remedy.
+        AbstainError: The file cannot be read, or does not tell its time; the message names the file.
     """
-    kind = KIND_BY_SUFFIX.get(PurePath(source_name).suffix.lower(), "markdown")
     try:
-        text = content if isinstance(content, str) else _decode(content, kind)
-        text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
-        fields, body = _read_html(text) if kind == "html" else _read_markdown(text)
-        return _make_document(fields, body, kind)
-    except _Unreadable as problem:
-        raise AbstainError(Code.INVALID_ROW, f"{source_name}: {problem}") from None
+        fields, body = get_parser(name)(content)
+        return make_document(fields, body, FileOrigin(name)).document
+    except AbstainError as error:
+        raise AbstainError(error.code, f"{name}: {error.message}") from None
+
+
+def serialize_document(document: Document) -> bytes:
+    """Serialize a document as the Markdown file with front matter in which the data folder keeps it."""
+    fields = document.model_dump(mode="json", exclude={"body"}, exclude_none=True)
+    front_matter = yaml.safe_dump(fields, sort_keys=False, allow_unicode=True, width=1_000_000)
+    return f"---\n{front_matter}---\n{document.body}".encode()
+
+
+def parse_stored_document(content: bytes) -> Document:
+    """Parse what `serialize_document` wrote.
+
+    Args:
+        content: The bytes.
+
+    Returns:
+        The document.
+
+    Raises:
+        AbstainError: The content is something else; the message does not name it.
+    """
+    try:
+        fields, body = split_front_matter(content.decode())
+        return Document.model_validate(fields | {"body": body})
+    except UnicodeDecodeError as error:
+        raise AbstainError(Code.INVALID_ROW, f"is not UTF-8: {error.reason}: restore it: `dvc checkout`") from None
+    except ValidationError as error:
+        problem = describe_first_problem(error)
+        raise AbstainError(Code.INVALID_ROW, f"{problem}: restore it: `dvc checkout`") from None
 
 
 def read_documents(files: Iterable[Path]) -> Iterator[Document]:
-    """Read documents from files that are named by the document's id.
+    """Read documents of the data folder, whose files are named by the document's id.
 
     Args:
         files: Paths of the files.
@@ -77,7 +256,10 @@ def read_documents(files: Iterable[Path]) -> Iterator[Document]:
         AbstainError: A file cannot be read or has another name.
     """
     for path in files:
-        document = parse_document(path.read_bytes(), str(path))
+        try:
+            document = parse_stored_document(path.read_bytes())
+        except AbstainError as error:
+            raise AbstainError(error.code, f"{path}: {error.message}") from None
         if document.doc_id != path.stem:
             raise AbstainError(
                 Code.INVALID_ROW,
@@ -86,129 +268,48 @@ def read_documents(files: Iterable[Path]) -> Iterator[Document]:
         yield document
 
 
-class _Unreadable(Exception):
-    """The problem of a file, and the remedy."""
+def _select_fields(
+    fields: Mapping[str, Any], field_names: Mapping[FieldName, str]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the fields of a document, by its own names, and the names of the file's other fields."""
+    values: dict[str, Any] = {}
+    used: set[str] = set()
+    for target, names in DEFAULT_FIELD_NAMES.items():
+        for name in (field_names[target],) if target in field_names else names:
+            value = _get_nested(fields, name)
+            if value is not None:
+                used.add(name.partition(".")[0])
+                values.setdefault(target, value)
+    unused = tuple(name for name in fields if name not in used and fields[name] is not None)
+    entitlement_names = [field_names.get("entitlements", "entitlements")]
+    for name in unused:
+        if name not in DEFAULT_FIELD_NAMES and find_nearest_name(name.lower(), entitlement_names, cutoff=0.8):
+            problem = f"unknown field '{name}': did you mean '{entitlement_names[0]}'?"
+            raise AbstainError(Code.INVALID_ROW, problem)
+    return values, unused
 
 
-def _decode(content: bytes, kind: Kind) -> str:
-    encoding, is_declared = "utf-8", False
-    if kind == "html":
-        from bs4.dammit import EncodingDetector  # lazily: Markdown does not need it
-
-        content, mark_charset = EncodingDetector.strip_byte_order_mark(content)
-        charset = mark_charset or EncodingDetector.find_declared_encoding(
-            content, is_html=True, search_entire_document=False
-        )
-        # A declaration that is readable as ASCII cannot be in UTF-16.
-        if charset and (mark_charset or not charset.lower().startswith("utf-16")):
-            encoding, is_declared = charset, True
-            encoding = "windows-1252" if charset.lower() in _WINDOWS_CHARSETS else charset
-    try:
-        text = content.decode(encoding)
-        text.encode()
-        return text
-    except UnicodeEncodeError:  # UTF-7 and others can write half a character, which nothing can store
-        raise _Unreadable(
-            f"not valid {encoding}, which it declares to be (half a character): save it as UTF-8"
-        ) from None
-    except UnicodeDecodeError as error:
-        where = f"byte {error.start + 1} is 0x{content[error.start]:02x}"
-        if is_declared:
-            raise _Unreadable(f"not valid {encoding}, which it declares to be ({where}): correct its charset") from None
-        raise _Unreadable(f"not valid UTF-8 ({where}): save it as UTF-8") from None
-    except (LookupError, ValueError):
-        raise _Unreadable(f"declares the unknown charset '{encoding}': save it as UTF-8") from None
+def _get_nested(fields: Mapping[str, Any], name: str) -> Any:
+    value: Any = fields
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
 
 
-def _read_markdown(text: str) -> tuple[dict[str, Any], str]:
-    match = _FRONT_MATTER.match(text)
-    if match is None:
-        raise _Unreadable("no front matter: begin the file with '---', the lines doc_id, title and updated_at, '---'")
-    if len(match.group(1)) > MAX_FRONT_MATTER:
-        raise _Unreadable(
-            f"the front matter has {len(match.group(1)):,} characters, {MAX_FRONT_MATTER:,} allowed: shorten it"
-        )
-    try:
-        fields = yaml.load(match.group(1), _StrictLoader)  # noqa: S506 (a SafeLoader)
-    except yaml.YAMLError as error:
-        raise _Unreadable(f"the front matter is not valid YAML: {' '.join(str(error).split())}") from None
-    except _YAML_ERRORS as error:
-        raise _Unreadable(f"the front matter cannot be read: {' '.join(str(error).split())}") from None
-    if not isinstance(fields, dict):
-        raise _Unreadable("the front matter holds no 'name: value' lines: add doc_id, title, updated_at")
-    if "body" in fields:
-        raise _Unreadable("'body' is no front matter field: write the text below the second '---'")
-    return {str(name): value for name, value in fields.items()}, text[match.end() :]
+def _read_entitlements(values: Mapping[str, Any], origin: FileOrigin) -> Any:
+    value = values.get("entitlements")
+    if value is None:
+        return (NOBODY,) if origin.entitlements is None else origin.entitlements
+    return tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
 
 
-class _StrictLoader(yaml.SafeLoader):
-    """YAML's safe loader without duplicate names and aliases.
-
-    It rejects duplicate names in one mapping, including merged ones (`<<`), and aliases, because a few of them, nested,
-    stand for gigabytes.
-    """
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            raise _Unreadable(f"the front matter has the alias '*{self.peek_event().anchor}': write the value itself")
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        if isinstance(node, yaml.MappingNode):
-            self.flatten_mapping(node)
-            names = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-            if duplicates := [name for name, times in Counter(names).items() if times > 1]:
-                raise _Unreadable(
-                    f"the front matter names '{' '.join(duplicates[0].split())}' twice: keep one of the two"
-                )
-        return super().construct_mapping(node, deep)
-
-
-def _read_html(text: str) -> tuple[dict[str, Any], str]:
-    from abstain.knowledge.documents.html import (  # lazily: its parser costs a quarter of a second
-        MAX_DEPTH,
-        UnreadablePage,
-        html_to_markdown,
-    )
-
-    try:
-        return html_to_markdown(text)
-    except UnreadablePage as error:
-        raise _Unreadable(str(error)) from None
-    except RecursionError:
-        raise _Unreadable(
-            f"its tags are nested too deeply to be read, more than the {MAX_DEPTH} allowed: simplify the page"
-        ) from None
-
-
-def _make_document(fields: dict[str, Any], body: str, kind: Kind) -> Document:
-    try:
-        # As CommonMark has it for U+0000.
-        document = Document.model_validate({**fields, "body": body.replace("\0", "\ufffd")})
-    except ValidationError as error:
-        raise _Unreadable(_describe_problem(error.errors()[0], kind)) from None
-    except OverflowError:  # 0001-01-01T00:00:00+14:00 lies before the first UTC timestamp
-        raise _Unreadable("'updated_at' lies outside the years 1 to 9999") from None
-    if len(document.title) > MAX_TITLE:
-        raise _Unreadable(
-            f"the title has {len(document.title):,} characters, and every chunk repeats it: {MAX_TITLE} at most"
-        )
-    return document
-
-
-def _describe_problem(problem: Any, kind: Kind) -> str:
-    name = str(problem["loc"][0])
-    valid_fields = ", ".join(field for field in Document.model_fields if field != "body")
-    if kind == "html":
-        where, remedy = "page", "a <title>" if name == "title" else f'<meta name="{name}" content="...">'
-    else:
-        where, remedy = "front matter", f"a line '{name}: ...'"
-    if name == "body":
-        if kind == "html":
-            return "there is no text in the page's body: if a script draws it, save it as the browser shows it"
-        return "there is no text below the front matter: write the document there"
-    if problem["type"] == "missing":
-        return f"the {where} lacks '{name}': add {remedy}"
-    if problem["type"] == "extra_forbidden":
-        return f"unknown {where} field '{name}': use {valid_fields}"
-    return f"{where} field '{name}': {problem['msg']}"
+def _to_moment(value: Any) -> Any:
+    """Return a date as its first moment in UTC, and a moment without a time zone as one in UTC."""
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value.strip())
+        except ValueError:
+            return value  # which the contract rejects
+    if isinstance(value, date) and not isinstance(value, datetime):
+        value = datetime.combine(value, time())
+    return value.replace(tzinfo=UTC) if isinstance(value, datetime) and value.tzinfo is None else value

@@ -6,6 +6,7 @@ subsections. Headings may skip levels and repeat each other.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -16,6 +17,9 @@ from abstain.core.contracts import Document
 
 MAX_HEADING = 200
 """Characters; a longer heading is taken for a paragraph in large type and stays in the section above it."""
+
+PAGE_MARKER = re.compile(r"^<!-- page (\d+) -->$", re.MULTILINE)
+"""The line that stands before the first block of a page, in documents that have pages."""
 
 _PARSER = MarkdownIt("commonmark").enable("table")
 _PARSER.core.ruler.disable(["inline", "text_join"])  # only blocks are distinguished here

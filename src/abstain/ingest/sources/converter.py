@@ -1,0 +1,139 @@
+"""Convert untrusted files in a child process, which cannot take more than its limits of memory, time and output.
+
+Every parser of a file that strangers may write (Parquet, gzip, YAML, HTML, Word, PDF, spreadsheets) runs there: one
+mechanism bounds all of them, whatever a file does to its parser. The child gets two open files, the input and the
+output, and no path.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from io import UnsupportedOperation
+from tempfile import TemporaryFile
+from types import TracebackType
+from typing import IO, Literal, Self
+
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
+from abstain.core.filesystem import translate_errors
+
+Conversion = Literal["gzip", "parquet", "document"]
+
+MAX_MEMORY_BYTES = 1_000_000_000
+MAX_PROCESSOR_SECONDS = 60
+MIN_OUTPUT_BYTES = 64 * 1024 * 1024
+"""The output that every file may have, however small it is."""
+
+MAX_OUTPUT_RATIO = 100
+"""The output of a larger file, as a multiple of its size: texts and rows are packed some 5 to 30 times."""
+
+
+class Converter:
+    """Converts files, each in a process of its own; the process that starts them lives as long as this object.
+
+    Use it as a context manager. The process is started by the first conversion.
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._process is not None and self._socket is not None:
+            self._socket.close()  # at which the process ends
+            self._process.wait()
+
+    def convert(self, conversion: Conversion, stream: IO[bytes], name: str, display_name: str) -> IO[bytes]:
+        """Convert one file.
+
+        Args:
+            conversion: What is made of the file: unpacked bytes of gzip, JSON Lines of Parquet (an object per record),
+                one JSON object of a document (see `abstain.knowledge.documents.reader.read_file`).
+            stream: The open file.
+            name: The file's name, whose suffix tells the format.
+            display_name: The file's name in messages.
+
+        Returns:
+            The output, at its beginning; it has no name and is gone when it is closed.
+
+        Raises:
+            AbstainError: The file cannot be read, or reading it exceeds a limit.
+        """
+        output = TemporaryFile()  # noqa: SIM115 (the caller closes it)
+        try:
+            with _open_with_descriptor(stream, display_name) as source:
+                size = os.fstat(source.fileno()).st_size
+                limit = max(MIN_OUTPUT_BYTES, MAX_OUTPUT_RATIO * size)
+                request = {"conversion": conversion, "name": name, "max_output": limit}
+                answer = self._request(request, source, output)
+            if answer["status"] != "done":
+                raise _make_error(answer, display_name, limit)
+        except BaseException:
+            output.close()
+            raise
+        output.seek(0)
+        return output
+
+    def _request(self, request: dict[str, object], source: IO[bytes], output: IO[bytes]) -> dict[str, str]:
+        if self._socket is None:
+            self._socket, worker_socket = socket.socketpair()
+            command = [
+                sys.executable,
+                "-P",
+                "-m",
+                "abstain.ingest.sources.conversion_worker",
+                str(worker_socket.fileno()),
+            ]
+            with worker_socket:
+                self._process = subprocess.Popen(  # noqa: S603 (ours)
+                    command, stdin=subprocess.DEVNULL, pass_fds=(worker_socket.fileno(),)
+                )
+        socket.send_fds(self._socket, [json.dumps(request).encode()], [source.fileno(), output.fileno()])
+        answer = self._socket.recv(1 << 16)
+        if not answer:
+            raise RuntimeError("the process that converts files has ended")
+        result: dict[str, str] = json.loads(answer)
+        return result
+
+
+def _open_with_descriptor(stream: IO[bytes], display_name: str) -> IO[bytes]:
+    """Return a file of the system with the content of `stream`: another one on the same, or a copy."""
+    try:
+        return os.fdopen(os.dup(stream.fileno()), "rb")
+    except (AttributeError, UnsupportedOperation):
+        copy = TemporaryFile()  # noqa: SIM115 (the caller closes it)
+        try:
+            with translate_errors(Code.NOT_READABLE, f"{display_name}: cannot be read", "check the server"):
+                shutil.copyfileobj(stream, copy, 1 << 20)
+            copy.flush()
+        except BaseException:
+            copy.close()
+            raise
+        copy.seek(0)
+        return copy
+
+
+def _make_error(answer: dict[str, str], display_name: str, max_output: int) -> AbstainError:
+    match answer["status"]:
+        case "error":
+            return AbstainError(Code(answer["code"]), f"{display_name}: {answer['message']}")
+        case "memory":
+            limit = f"more than {MAX_MEMORY_BYTES // 1_000_000:,} MB of memory"
+        case "time":
+            limit = f"more than {MAX_PROCESSOR_SECONDS} seconds of processor time"
+        case "output":
+            limit = f"more than {max_output:,} bytes of output"
+        case _:
+            problem = "its parser crashes, so the file is damaged: write it again, or leave it out"
+            return AbstainError(Code.WRONG_FORMAT, f"{display_name}: {problem}")
+    return AbstainError(Code.TOO_LARGE, f"{display_name}: to read it takes {limit}, the most allowed: divide it")
