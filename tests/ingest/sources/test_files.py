@@ -167,7 +167,7 @@ def test_files_mirror_reports_vanished_but_not_all_documents(tmp_path: Path) -> 
     _, reading = read(tmp_path, mirror=True, scheduled=True)
     assert (reading.outcome.present_doc_ids, reading.outcome.removed_doc_ids) == (names, frozenset())
     (tmp_path / "fees.md").unlink()
-    (tmp_path / "rates.md").write_text("---\n[\n---\n")  # refused, and still there
+    (tmp_path / "rates.md").write_text("---\ntitle: [\n---\n")  # refused, and still there
     (tmp_path / "cards.md").write_text("")  # without a text, and still there
     (tmp_path / "hours.md").rename(tmp_path / "times.md")
     rows, second = read(tmp_path, reading.outcome.state, mirror=True, scheduled=True)

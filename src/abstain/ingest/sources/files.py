@@ -109,14 +109,13 @@ class FileSource(SourceModel):
             # A document whose new content is rejected keeps its doc_id: a typing error must not remove the page.
             doc_id, version = entry.get("doc_id"), self._get_version(file)
             if version is None or version != entry.get("version"):
+                is_page = is_document(file.name)
                 try:
-                    is_page = is_document(file.name)
                     for row in [documents.read(file, doc_id)] if is_page else _read_rows(storage, file):
                         doc_id = row.document.doc_id if row.document else doc_id
                         yield row
                 except AbstainError as error:
-                    is_one_of_many = self.scheduled or is_document(file.name)
-                    if not is_one_of_many or (not self.scheduled and error.code is Code.NOT_READABLE):
+                    if not self.scheduled and (not is_page or error.code is Code.NOT_READABLE):
                         raise
                     if file.name not in {listed_file.name for listed_file in storage.list().files}:
                         continue  # the file was deleted; if the whole folder was, `list` raises
