@@ -47,6 +47,7 @@ def search(
         base.check_held()
         hits = base.retriever.search(question, k, entitlement or (), where=where)
     print_hits(hits)
+    _print_unreadable(base.chunks)
 
 
 def print_hits(hits: Sequence[SearchHit]) -> None:
@@ -73,6 +74,22 @@ def sync() -> None:
         + _NOT_SHARED * (not base.shared),
         soft_wrap=True,
     )
+    _print_unreadable(base.chunks)
+
+
+def _print_unreadable(chunks: Sequence[Chunk]) -> None:
+    """Print how many documents nobody can read, with the remedy; nothing if there are none."""
+    from abstain.core.contracts import NOBODY
+
+    doc_ids = {chunk.doc_id for chunk in chunks if NOBODY in chunk.entitlements and chunk.removed_at is None}
+    if doc_ids:
+        names = min(doc_ids) + ", ..." * (len(doc_ids) > 1)
+        console.print(
+            f"nobody can read {len(doc_ids):,} documents, because nothing says who may ({names}): add "
+            "`entitlements` to their front matter, or to `documents.folders` of their source in sources.yaml, and "
+            "ingest them again; `[]` is everyone",
+            soft_wrap=True,
+        )
 
 
 @dataclass(frozen=True)
