@@ -10,7 +10,7 @@ from abstain.knowledge.documents.reader import parse_document, serialize_documen
 from benchmarks import recall
 from tests.abstain_cli.conftest import fail, invoke
 from tests.factories import write_lines
-from tests.knowledge.builders import BagOfWords
+from tests.knowledge.builders import BagOfWords, chunk
 
 PAGES = {
     "gold.md": "---\ndoc_id: gold\ntitle: Gold\nproduct: cards\nentitlements: []\nupdated_at: 2026-08-01T00:00:00Z\n---\n"
@@ -43,7 +43,7 @@ def test_search_prints_only_permitted_chunks(encoder: BagOfWords, monkeypatch: p
     printed = invoke("kb", "search", "fee")
     hits = re.findall(r"^(\d)\. (\d\.\d{3})  (\w+)#\w{10}(.*)$", printed, re.MULTILINE)
     assert hits == [("1", "1.000", "gold", ""), ("2", "0.000", "gold", "")]
-    assert "   Gold > Fees\n   The fee is a fee\n" in printed
+    assert "   Gold › Fees\n   The fee is a fee\n" in printed
     printed = invoke("kb", "search", "fee", "-e", "staff", "-e", "board", "-k", "1", "--doc", "staff")
     assert re.search(r"^1\. 1\.000  staff#\w{10}  needs staff$", printed, re.MULTILINE)
     assert "staff#" not in invoke("kb", "search", "fee", "-e", "board", "-k", "99")
@@ -58,9 +58,13 @@ def test_commands_count_what_nobody_can_read(encoder: BagOfWords, workspace: Pat
     assert "lost#" not in printed and printed.count("staff#") == 1
     for text in (printed, invoke("kb", "sync")):
         assert "nobody can read 1 documents" in text and "(lost)" in text
-    (chunk,) = chunk_document(parse_document(PAGES["staff.html"].encode(), "staff.html"))
-    write(workspace, [chunk])
+    write(workspace, chunk_document(parse_document(PAGES["staff.html"].encode(), "staff.html")))
     assert "nobody" not in invoke("kb", "sync")
+
+
+def test_search_prints_page_and_heading(encoder: BagOfWords, workspace: Path) -> None:
+    write(workspace, [chunk("a#1", "Gold > Fees\nA fee", section_path=("Gold", "Fees"), page=3)])
+    assert "a#1\n   Gold › Fees, page 3\n   A fee\n" in invoke("kb", "search", "fee")
 
 
 def test_sync_counts_chunks_and_encodes_only_new_ones(encoder: BagOfWords) -> None:
