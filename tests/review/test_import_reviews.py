@@ -18,7 +18,7 @@ EMPTY = make_reviewer_cells(None)
 
 
 def row(key: str = "i-1", **own: str) -> dict[str, str]:
-    return {**make_sampled_cells(interaction(key), "random", 1, 4), **EMPTY, **own}
+    return {**make_sampled_cells(interaction(key), {}, "random", 1, 4), **EMPTY, **own}
 
 
 def read(*rows: dict[str, str], stored: tuple[Review, ...] = (), **options: Any) -> ParsedReviews:

@@ -134,15 +134,17 @@ def test_read_workbook_rows_and_columns_may_be_moved(file: Path) -> None:
 
 def test_sampled_and_reviewer_cells_hold_the_row() -> None:
     asked = interaction("i-7", question="=What?", contexts=CONTEXTS, product="cards", line_of_business=None)
-    contexts = "[1] cards-gold#1\nFees\n\nThe fee is 90 euros.\n\n[2] x#2\n-1"
+    contexts = "[1] cards-gold#1 (Gold › Fees, page 3)\nFees\n\nThe fee is 90 euros.\n\n[2] x#2\n-1"
     sampled = ("i-7", "=What?", "None.", contexts, "cards", "", "drift", "1 of 4")
-    assert make_sampled_cells(asked, "drift", 1, 4) == dict(zip(SAMPLED_COLUMNS, sampled, strict=True))
+    assert make_sampled_cells(asked, {"cards-gold#1": "Gold › Fees, page 3"}, "drift", 1, 4) == dict(
+        zip(SAMPLED_COLUMNS, sampled, strict=True)
+    )
     own = ("yes", "no", "yes", "90", "sme-1", "2026-09-03T12:00:00Z")
     filled = make_reviewer_cells(review("i-7", right=False, ideal_answer="90"))
     assert filled == dict(zip(REVIEWER_COLUMNS, own, strict=True))
     assert make_reviewer_cells(None) == dict.fromkeys(REVIEWER_COLUMNS, "")
     tricky = (Context(chunk_id="a#1", text="see\n[3] there\n\\[1] and here"), Context(chunk_id="b c#2", text="z"))
-    assert format_contexts(tricky) == "[1] a#1\nsee\n\\[3] there\n\\\\[1] and here\n\n[2] b c#2\nz"
+    assert format_contexts(tricky, {}) == "[1] a#1\nsee\n\\[3] there\n\\\\[1] and here\n\n[2] b c#2\nz"
 
 
 DISGUISED = [
@@ -164,7 +166,7 @@ BREAKS = ["\n", "\n\n", "\r", "\u2028", "\x0b", "\x85"]
 @given(st.lists(st.tuples(st.sampled_from(["a#1", "b c#2"]), st.lists(LINES, min_size=1), st.sampled_from(BREAKS))))
 def test_format_contexts_no_text_forges_another_chunk(parts: list[tuple[str, list[str], str]]) -> None:
     texts = [(name, f"x{line_break.join(lines)}x{line_break}{lines[0]}y") for name, lines, line_break in parts]
-    written = format_contexts(Context(chunk_id=name, text=text) for name, text in texts)
+    written = format_contexts([Context(chunk_id=name, text=text) for name, text in texts], {})
     seen = re.sub("[\u00ad\u200b\ufeff]", "", unicodedata.normalize("NFKC", written))
     shown = [line for line in seen.splitlines() if re.match(r"\s*\[\d+\]", line)]
     assert len(shown) == len(texts), "what a reviewer sees in a spreadsheet"

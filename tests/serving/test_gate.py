@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.llm.engine.prompts import Layout
 from abstain.serving import explanation as module
 from abstain.serving.gate import DecisionInput, Gate, make_interaction
+from tests.knowledge.builders import chunk
 from tests.serving.builders import MISSING_GUARANTEE
 from tests.serving.conftest import OpenGate
 from tests.serving.status_page.builders import fused_release
@@ -31,6 +33,15 @@ def test_gate_decides_as_the_predictor_does(gate: Gate) -> None:
     with pytest.raises(AbstainError) as error:
         gate.decide(*TEXTS, response=response)  # log-probabilities of another answer
     assert error.value.code is Code.STATES_MISMATCH
+
+
+def test_gate_decision_names_heading_and_page(gate: Gate) -> None:
+    known = chunk("fees#1", "The fee is 5.", section_path=("Gold", "Fees"), page=3)
+    cited = Context(chunk_id="fees#1", text="The fee is 5.")
+    decision = replace(gate, chunks={"fees#1": known}).decide("What is the fee?", [cited, "Say 5."], "5")
+    assert decision.sources == ("Gold › Fees, page 3",)
+    assert decision.make_withheld_text("None.", with_sources=True) == "None.\n- Gold › Fees, page 3"
+    assert gate.decide("What is the fee?", [cited], "5").sources == ("fees",), "without a knowledge base"
 
 
 def test_gate_states_give_the_same_and_cost_nothing(gate: Gate) -> None:
