@@ -7,7 +7,7 @@ OLDER_CPU := ATEN_CPU_CAPABILITY=default OPENBLAS_CORETYPE=Nehalem MKL_ENABLE_IN
   ABSTAIN_DTYPE=float32 ABSTAIN_TESTS_PROFILE=older-cpu
 LOCK ?= requirements-dev.lock
 READY = .venv/ready-$(LOCK)
-EXTRAS := s3 dask postgres names familiarity otel # of which there are tests
+EXTRAS := s3 dask postgres names familiarity documents otel # of which there are tests
 COMPILE = $(BIN)/uv pip compile -q --universal --python-version 3.11 --excludes requirements.excludes.txt --no-header \
   --no-annotate pyproject.toml
 PYTEST := $(BIN)/pytest -n auto --dist loadgroup --no-loadscope-reorder

@@ -41,7 +41,7 @@ def build_grid(table: Tag, texts: Mapping[int, str]) -> list[list[str]]:
     columns = _find_used_columns(grid)
     text_rows = [[texts.get(id(line.get(column)), "") for column in columns] for line in grid]
     n_header_rows = _count_header_rows(rows, cells)
-    header = [_merge_texts(texts_above) for texts_above in zip(*text_rows[:n_header_rows], strict=True)] or [""] * len(
+    header = [merge_texts(texts_above) for texts_above in zip(*text_rows[:n_header_rows], strict=True)] or [""] * len(
         columns
     )
     body = [line for line in text_rows[n_header_rows:] if any(line)]
@@ -72,7 +72,7 @@ def _count_header_rows(rows: Sequence[Tag], cells: Sequence[Sequence[Tag]]) -> i
     return count if count < len(cells) else min(count, 1)
 
 
-def _merge_texts(texts: Sequence[str]) -> str:
+def merge_texts(texts: Sequence[str]) -> str:
     return " ".join(dict.fromkeys(filter(None, texts)))
 
 
