@@ -179,9 +179,8 @@ def test_parse_states_rejects_those_of_other_texts(serve: Serve) -> None:
         message = reject(content, describe(prompt_tokens=wrong), served.spec, served.encode(ROW))
         assert f"of {wrong} tokens," in message
     too_long = served.predictor.source.encode(ROW.model_copy(update={"answer": "x" * 600}))
-    with pytest.raises(AbstainError) as error:
+    with pytest.raises(AbstainError, check=lambda error: error.code is Code.TOO_LONG):
         parse_states(content, describe(prompt_tokens=prompt), served.spec, too_long)
-    assert error.value.code == Code.TOO_LONG
 
 
 def test_parse_states_reads_half_precision() -> None:
@@ -220,9 +219,8 @@ def test_parse_states_rejects_values_not_finite() -> None:
         states[1] = value  # of the prompt: not read
         assert parse_states(file_of(states, range(5)), describe(), SPEC).shape == (3, 3)
         states[4, 0, 1] = value
-        with pytest.raises(AbstainError, match="not finite") as error:
+        with pytest.raises(AbstainError, match="not finite", check=lambda error: error.code is Code.NOT_FINITE):
             parse_states(file_of(states, range(5)), describe(), SPEC)
-        assert error.value.code == Code.NOT_FINITE
 
 
 def test_parse_states_finds_an_end_of_several_tokens() -> None:
@@ -322,9 +320,8 @@ def test_parse_embedded_request_of_the_metadata() -> None:
     tensors = {"hidden_states": torch.zeros(5, 1, 3), "token_ids": torch.arange(5)}
     assert parse_embedded_request(save(tensors, {"request": json.dumps(asked)}))["question"] == "Why?"
     for metadata in (None, {}, {"request": "["}, {"request": "[1]"}, {"request": "[" * 10_000}, {"other": "{}"}):
-        with pytest.raises(AbstainError, match="__metadata__") as error:
+        with pytest.raises(AbstainError, match="__metadata__", check=lambda error: error.code is Code.WRONG_FORMAT):
             parse_embedded_request(save(tensors, metadata))
-        assert error.value.code == Code.WRONG_FORMAT
 
 
 def test_feature_spec_describes_layer_and_eos(serve: Serve) -> None:
