@@ -69,7 +69,7 @@ def verdict(right: bool = True, days: float = 2, **changes: Any) -> dict[str, An
 
 
 def markdown(doc_id: str = "fees", updated_at: str = "2026-08-01T00:00:00Z", body: str = "There is no fee.") -> str:
-    return f"---\ndoc_id: {doc_id}\ntitle: Fees\nupdated_at: {updated_at}\n---\n# Card\n\n{body}\n"
+    return f"---\ndoc_id: {doc_id}\ntitle: Fees\nentitlements: []\nupdated_at: {updated_at}\n---\n# Card\n\n{body}\n"
 
 
 def alone(value: dict[str, Any], key: str = "i-1") -> dict[str, Any]:

@@ -54,13 +54,15 @@ def make_page(
     doc_id: str, title: str, updated_at: str, passages: Iterable[Passage], product: str | None = None
 ) -> DocumentFile:
     """Return a document of `passages`, each below its headings."""
-    front = {"doc_id": doc_id, "title": " ".join(title.split()), "product": product, "updated_at": updated_at}
+    title = " ".join(title.split())
+    everyone: list[str] = []
+    front = {"doc_id": doc_id, "title": title, "product": product, "entitlements": everyone, "updated_at": updated_at}
     fields = {name: value for name, value in front.items() if value is not None}
     blocks = [f"---\n{yaml.safe_dump(fields, sort_keys=False, allow_unicode=True, width=10_000)}---"]
     above: tuple[str, ...] = ()
     for headings, text in passages:
         path = tuple(name for name in (" ".join(heading.split()) for heading in headings) if name)
-        blocks += _headings(path, above, front["title"] or doc_id)
+        blocks += _headings(path, above, title or doc_id)
         blocks.append(_MARKUP.sub(r"\\", _INDENT.sub("", text.strip())))
         above = path
     return DocumentFile(f"{doc_id}.md", "\n\n".join(blocks) + "\n")

@@ -49,7 +49,7 @@ class Page:
 
     def document(self) -> Document:
         """Parse the page."""
-        return parse_document(self.markdown, f"{self.doc_id}.md")
+        return parse_document(self.markdown.encode(), f"{self.doc_id}.md")
 
     def chunks(self) -> list[Chunk]:
         """Return the chunks of the page."""
@@ -122,8 +122,7 @@ def _make_fact(
 
 def _front_matter(topic: Topic, name: str, doc_id: str, product: str, updated: datetime) -> str:
     lines = ["---", f"doc_id: {doc_id}", f"title: {product}", f"product: {topic.line}"]
-    if name in topic.closed:
-        lines.append(f"entitlements: [{topic.closed[name]}]")
+    lines.append(f"entitlements: [{topic.closed.get(name, '')}]")  # `[]` is everyone
     return "\n".join([*lines, f"updated_at: {updated:%Y-%m-%dT%H:%M:%SZ}", "---", "", ""])
 
 

@@ -5,9 +5,10 @@ The encoder and the index are imported by the commands, as in `abstain_cli.app`:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from abstain.core.contracts import Chunk, Context
     from abstain.knowledge.retrieval.index import SearchHit
     from abstain.knowledge.retrieval.retriever import Retriever, SyncResult
-    from abstain.serving.familiarity_check import RetrieveChunks
 
 app = typer.Typer(help="The knowledge base: search, sync.", no_args_is_help=True)
 
@@ -47,20 +47,24 @@ def search(
         base.check_held()
         hits = base.retriever.search(question, k, entitlement or (), where=where)
     print_hits(hits)
+    _print_unreadable(base.chunks)
 
 
 def print_hits(hits: Sequence[SearchHit]) -> None:
-    """Print search hits, best first, with the chunks' texts and the entitlements that these need.
+    """Print search hits, best first, with the chunks' locations and texts, and the entitlements that these need.
 
     Args:
         hits: The hits.
     """
+    from abstain.core.contracts import PATH_SEPARATOR, format_location
+
     if not hits:
         console.print("nothing that this user may read")
     for place, hit in enumerate(hits, start=1):
         needs = f"  needs {', '.join(hit.chunk.entitlements)}" if hit.chunk.entitlements else ""
         console.print(f"{place}. {hit.score:.3f}  {hit.chunk.chunk_id}{needs}", soft_wrap=True)
-        console.print("   " + hit.chunk.text.replace("\n", "\n   "), soft_wrap=True)
+        text = hit.chunk.text.removeprefix(PATH_SEPARATOR.join(hit.chunk.section_path))
+        console.print(f"   {format_location(hit.chunk)}" + text.replace("\n", "\n   "), soft_wrap=True)
 
 
 @app.command()
@@ -73,6 +77,22 @@ def sync() -> None:
         + _NOT_SHARED * (not base.shared),
         soft_wrap=True,
     )
+    _print_unreadable(base.chunks)
+
+
+def _print_unreadable(chunks: Sequence[Chunk]) -> None:
+    """Print how many documents nobody can read, with the remedy; nothing if there are none."""
+    from abstain.core.contracts import NOBODY
+
+    doc_ids = {chunk.doc_id for chunk in chunks if NOBODY in chunk.entitlements and chunk.removed_at is None}
+    if doc_ids:
+        names = min(doc_ids) + ", ..." * (len(doc_ids) > 1)
+        console.print(
+            f"nobody can read {len(doc_ids):,} documents, because nothing says who may ({names}): add "
+            "`entitlements` to their front matter, or to `documents.folders` of their source in sources.yaml, and "
+            "ingest them again; `[]` is everyone",
+            soft_wrap=True,
+        )
 
 
 @dataclass(frozen=True)
@@ -90,6 +110,18 @@ class KnowledgeBase:
     retriever: Retriever
     synced: SyncResult
     shared: bool
+
+    @cached_property
+    def chunk_by_id(self) -> Mapping[str, Chunk]:
+        """Id -> chunk, removed ones included: answers may still cite them."""
+        return {chunk.chunk_id: chunk for chunk in self.chunks}
+
+    def find_contexts(self, text: str, entitlements: Sequence[str], k: int) -> list[Context]:
+        """Find the chunks nearest to a text, as contexts of an answer; see `RetrieveChunks`."""
+        from abstain.core.contracts import Context
+
+        hits = self.retriever.search(text, k, entitlements)
+        return [Context(chunk_id=hit.chunk.chunk_id, text=hit.chunk.text) for hit in hits]
 
     def check_held(self) -> None:
         """Raise `AbstainError` if nothing can be found."""
@@ -128,14 +160,14 @@ def knowledge_base() -> Iterator[KnowledgeBase]:
 
 
 @contextmanager
-def open_chunk_search(is_enabled: bool) -> Iterator[RetrieveChunks | None]:
+def open_if_enabled(is_enabled: bool) -> Iterator[KnowledgeBase | None]:
     """Open the current knowledge base, which is indexed once, for the server or for answers.
 
     Args:
         is_enabled: Whether to open it.
 
     Yields:
-        What retrieves chunks; None if it is not enabled.
+        The knowledge base; None if it is not enabled.
 
     Raises:
         AbstainError: There are no chunks.
@@ -143,13 +175,6 @@ def open_chunk_search(is_enabled: bool) -> Iterator[RetrieveChunks | None]:
     if not is_enabled:
         yield None
         return
-    from abstain.core.contracts import Context
-
     with knowledge_base() as base:
         base.check_held()
-
-        def find_nearest(text: str, entitlements: Sequence[str], k: int) -> list[Context]:
-            hits = base.retriever.search(text, k, entitlements)
-            return [Context(chunk_id=hit.chunk.chunk_id, text=hit.chunk.text) for hit in hits]
-
-        yield find_nearest
+        yield base

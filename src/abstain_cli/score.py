@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -84,7 +85,7 @@ def generate(
     from abstain.serving.gate import Gate
     from abstain.serving.generate import add_familiarity_check, explain_no_room, generate_answers
     from abstain.serving.request_files import make_question_from_texts, read_questions
-    from abstain_cli.kb import open_chunk_search
+    from abstain_cli.kb import open_if_enabled
     from abstain_cli.progress_bar import show_progress
     from abstain_cli.terminal import console
     from abstain_tasks.release.bundles import fetch_production
@@ -99,10 +100,12 @@ def generate(
     if excess := explain_no_room(gate.predictor, ask):
         raise AbstainError(Code.USAGE, f"--max-new-tokens {max_new_tokens} leaves no room for any question: {excess}")
     _warn_about_missing_context(gate, questions, no_context or mode == "background")
-    with open_chunk_search(mode == "background") as retrieve_chunks:
+    with open_if_enabled(mode == "background") as base:
+        if base:
+            gate = replace(gate, chunks=base.chunk_by_id)
         if mode != "off":
             with show_progress(console, "basic concepts") as progress:
-                gate = add_familiarity_check(gate, mode, retrieve_chunks, progress)
+                gate = add_familiarity_check(gate, mode, base.find_contexts if base else None, progress)
         for start in range(0, len(questions), AT_ONCE):
             rows = questions[start : start + AT_ONCE]
             for answer in generate_answers(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -50,7 +51,7 @@ def serve(
     from abstain.serving.service.telemetry import export_events
     from abstain.serving.service.version_follower import VersionFollower
     from abstain.serving.status_page.page import add_page
-    from abstain_cli.kb import open_chunk_search
+    from abstain_cli.kb import open_if_enabled
     from abstain_tasks.release.version_source import OriginShadowSource, OriginVersionSource
     from abstain_tasks.runs.workspace import project_root
 
@@ -76,12 +77,13 @@ def serve(
     with (
         export_events(),
         listen(host, port) as listening,
-        open_chunk_search(retrieve) as retrieve_chunks,
+        open_if_enabled(retrieve) as base,
         FeatureCacheWriter(partial(queries.read_interactions, log.database), max_cached) as feature_writer,
     ):
+        retrieve_chunks, chunks = (base.find_contexts, base.chunk_by_id) if base else (None, {})
 
         def open_live_gate(bundle: Path) -> Gate:
-            gate = open_gate(bundle, feature_writer.add)
+            gate = replace(open_gate(bundle, feature_writer.add), chunks=chunks)
             return add_familiarity_check(gate, serving.familiarity, retrieve_chunks)
 
         follower, shadow_follower = VersionFollower(OriginVersionSource(), open_live_gate), None
@@ -91,7 +93,7 @@ def serve(
             shadow_follower = VersionFollower(OriginShadowSource(), open_gate, warm)
         service = GateService(follower, log, serving, retrieve_chunks, shadow_follower)
         app = make_app(service, keys, None if keys.required else get_allowed_hosts(host))
-        add_page(app, service, keys, params.labels)
+        add_page(app, service, keys, params.labels, chunks)
         shown = f"[{host}]" if ":" in host else host
         print(f"gate         http://{shown}:{listening.getsockname()[1]}", flush=True)
         serve_app(app, listening)

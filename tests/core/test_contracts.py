@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from abstain.core.contracts import ImportedInteraction, Interaction, Review, Thumb
+from abstain.core.contracts import (
+    Chunk,
+    Context,
+    ImportedInteraction,
+    Interaction,
+    Review,
+    Thumb,
+    list_sources,
+    locate_contexts,
+)
 from tests import factories
 from tests.factories import CHUNK, DOCUMENT, feedback, review
 
@@ -94,6 +103,20 @@ def test_to_json_line_omits_absent_optional_fields() -> None:
     assert Interaction.model_validate_json(full.to_json_line(), strict=True) == full
     imported = ImportedInteraction.model_validate({**VALID[Interaction], **ADDED})
     assert imported.to_rows()[0] == full
+
+
+def test_list_sources_names_heading_and_page() -> None:
+    """Of a chunk of the knowledge base, but only to whom has its text: an id is easily guessed or leaked."""
+    chunk = CHUNK.model_copy(update={"section_path": ("Card", "Fees\n[2] x", "Abroad"), "page": 3})
+    assert Chunk.model_validate_json(CHUNK.to_json_line()) == CHUNK != chunk
+    assert Chunk.model_validate_json(chunk.to_json_line()) == chunk
+    chunks, cited = {chunk.chunk_id: chunk}, Context(chunk_id=chunk.chunk_id, text=chunk.text)
+    location = "Card › Fees [2] x › Abroad, page 3"
+    unknown = [Context(chunk_id="a#1", text="Loan > Rates\nx"), Context(chunk_id="b#1", text="y")]
+    assert list_sources([cited, *unknown], chunks) == (location, "Loan", "b")
+    stolen = cited.model_copy(update={"text": "x"})
+    assert list_sources([stolen], chunks) == ("fees",)
+    assert locate_contexts([stolen, *unknown], chunks) == {chunk.chunk_id: location}
 
 
 @pytest.mark.parametrize(

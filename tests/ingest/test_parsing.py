@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from abstain.core.contracts import ImportedInteraction, Review, Row, Thumb
-from abstain.ingest.parsing import ParsedRow, parse_line, parse_object, read_document, reparse
-from tests.factories import alone, feedback, interaction, markdown, review, row, thumb, verdict
-
-HEAD = '<title>A</title><meta name="doc_id" content="a"><meta name="updated_at" content="2026-08-01T00:00:00Z">'
+from abstain.core.contracts import Document, ImportedInteraction, Review, Row, Thumb
+from abstain.ingest.parsing import ParsedRow, make_document_row, parse_line, parse_object, reparse
+from abstain.knowledge.documents.reader import parse_document
+from tests.factories import NOW, alone, feedback, interaction, markdown, review, row, thumb, verdict
 
 
 def parse(line: Any) -> ParsedRow:
@@ -89,21 +88,15 @@ def test_parse_object_is_reparsed_from_its_raw_text() -> None:
     assert all(str(found.reasons[0]).startswith("line: not valid UTF-8 (byte ") for found in (bad, half))
 
 
-def test_reparse_detects_a_document_by_the_name_of_its_source() -> None:
-    found = read_document(markdown().encode(), "deep/fees.md")
+@pytest.mark.parametrize("name", ["deep/fees.md", "FEES.HTM", "fees.pdf"])
+def test_reparse_detects_a_document_by_its_source(name: str) -> None:
+    found = make_document_row(parse_document(markdown().encode(), "fees.md"), name)
     assert found.document.doc_id == "fees" and reparse(found.raw, found.source, 1) == found
-    page = f"{HEAD}<h1>Card</h1><p>There is no fee.</p>".encode()
-    for name in ("fees.html", "FEES.HTM"):
-        found = reparse(page, name, 1)
-        assert found.is_document and "There is no fee." in found.document.body
 
 
-@pytest.mark.parametrize(
-    "content", [b"no front matter", markdown(doc_id="../fees").encode(), markdown().encode() + b"\xff"]
-)
-def test_read_document_rejected_is_still_a_document(content: bytes) -> None:
-    found = read_document(content, "bad.md")
-    assert found.is_document and found.document is None and "bad.md" not in str(found.reasons[0])
+def test_make_document_row_rejected_is_still_a_document() -> None:
+    found = make_document_row(parse_document(markdown(doc_id="../fees").encode(), "a.md"), "bad.md")
+    assert found.is_document and found.document is None and found.reasons[0].field == "doc_id"
 
 
 moments = st.datetimes(timezones=st.timezones()).map(lambda at: at.isoformat())
@@ -168,14 +161,9 @@ def test_parse_line_any_bytes_have_contents_or_reasons(line: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", ["title", "product", "entitlements"])
-@pytest.mark.parametrize("control", ["\\0", "\\x1b", "\\x9b"])
-def test_read_document_control_character_in_a_field_is_rejected(name: str, control: str) -> None:
-    value = f'["a{control}b"]' if name == "entitlements" else f'"a{control}b"'
-    fields = {"doc_id": "a", "title": "A", "updated_at": "2026-08-01T00:00:00Z", name: value}
-    front = "".join(f"{key}: {field}\n" for key, field in fields.items())
-    found = read_document(f"---\n{front}---\n# A\n\nx\n".encode(), "a.md")
+@pytest.mark.parametrize("control", ["\0", "\x1b", "\x9b"])
+def test_make_document_row_rejects_control_characters(name: str, control: str) -> None:
+    value = ["a" + control + "b"] if name == "entitlements" else f"a{control}b"
+    fields = {"doc_id": "a", "title": "A", "updated_at": NOW, "body": "x", name: value}
+    found = make_document_row(Document.model_validate(fields), "a.md")
     assert found.document is None and str(found.reasons[0]).startswith(f"{name}: ") and "U+00" in str(found.reasons[0])
-
-
-def test_read_document_holds_no_nul() -> None:
-    assert "\0" not in read_document(f"{HEAD}<p>a\0b&#0;c</p>".encode(), "a.html").document.body

@@ -9,7 +9,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.reasons import Reason, ReasonKind
 from abstain.data.store.dataset import DataStore, StagedBatch
-from abstain.ingest.parsing import MAX_ROW_BYTES, MAX_ROW_VALUES, ParsedRow, make_reason, parse_line, read_document
+from abstain.ingest.parsing import MAX_ROW_BYTES, MAX_ROW_VALUES, ParsedRow, make_reason, parse_line
 from abstain.ingest.quarantine import (
     Quarantine,
     QuarantinedRow,
@@ -166,6 +166,6 @@ def test_count_reasons_ignores_particulars() -> None:
 
 
 def test_quarantine_source_gives_documents_first() -> None:
-    refused = [parse_line(b"{", "a.jsonl", 7), read_document(b"no front matter", "fees.md")]
+    refused = [parse_line(b"{", "a.jsonl", 7), ParsedRow("fees.md", 1, b"", (make_reason("file", "damaged"),))]
     source = QuarantineSource("q", [QuarantinedRow.from_row(row, row.reasons) for row in refused])
     assert [(row.source, row.line) for row in source.read({})] == [("fees.md", 1), ("a.jsonl", 7)]

@@ -24,7 +24,7 @@ Cells = Mapping[str, Any]
 
 def write_file(path: Path, *interactions: Interaction, cells: Cells | None = None, **sampled: Any) -> Path:
     """A review file at `path`; every row is drawn as `sampled` says and filled in with `cells`."""
-    selection = {"reason": "random", "n_sampled": 3, "n_population": 17, **sampled}
+    selection = {"reason": "random", "n_sampled": 3, "n_population": 17, "locations": {}, **sampled}
     rows = [
         {**make_sampled_cells(interaction, **selection), **make_reviewer_cells(None), **(cells or {})}
         for interaction in interactions

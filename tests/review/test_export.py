@@ -19,7 +19,7 @@ from abstain.review.import_reviews import parse_reviews
 from abstain.review.sampling import ReviewDesign, draw_sample
 from abstain.review.workbook import to_bytes
 from tests.checkout import shipped_params
-from tests.factories import PARAMS, accept_all, later, row, thumb, verdict
+from tests.factories import CHUNK, PARAMS, accept_all, later, row, thumb, verdict
 from tests.review.builders import SEAL_KEY, cells_of, fill, rows_of
 from tests.review.test_candidates import take
 
@@ -97,6 +97,15 @@ def test_describe_sample_counts_withheld_answers(data: Path, tmp_path: Path, sha
     assert "withheld" not in "".join(describe(data, 20, withheld_share=0.5)), "of answers that no gate has decided on"
     take(tmp_path / "all shown", *(row(f"q-{n}", display="shown") for n in range(40)))
     assert "(0%); 10 fewer" in "".join(describe(tmp_path / "all shown", 20, withheld_share=0.5))
+
+
+def test_export_names_heading_and_page_of_sources(data: Path) -> None:
+    own = {"chunk_id": "fees#1", "section_path": ("Gold", "Fees"), "page": 3}
+    (data / "chunks.jsonl").write_text(CHUNK.model_copy(update=own).to_json_line() + "\n")
+    take(data, row("q-cited", contexts=[{"chunk_id": "fees#1", "text": "t"}]), name="cited.jsonl")
+    _, path = export(data, 999)
+    (cells,) = (cells for cells in cells_of(path) if cells["interaction_id"] == "q-cited")
+    assert cells["contexts"] == "[1] fees#1 (Gold › Fees, page 3)\nt"
 
 
 def test_export_leaves_out_a_review_too_long_for_a_cell(data: Path) -> None:

@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -24,6 +25,7 @@ from abstain.serving.gate import DecisionInput, Gate, make_interaction
 from abstain.serving.predictor import Predictor
 from abstain.serving.request_files import make_interaction_from_texts
 from abstain.serving.scorer_latency import measure_decision_ms
+from tests.knowledge.builders import chunk
 from tests.learning.thresholds.builders import make_guarantee
 from tests.serving.builders import GUARANTEE, LAYOUT, MISSING_GUARANTEE, release, requests
 from tests.serving.conftest import Open, OpenGate
@@ -43,6 +45,15 @@ def test_gate_decides_as_the_predictor_does(gate: Gate) -> None:
     response = {"choices": [{"logprobs": {"content": [{"token": "no", "logprob": -0.1}]}}]}
     with pytest.raises(AbstainError, check=lambda error: error.code is Code.STATES_MISMATCH):
         gate.decide(*TEXTS, response=response)  # log-probabilities of another answer
+
+
+def test_gate_decision_names_heading_and_page(gate: Gate) -> None:
+    known = chunk("fees#1", "The fee is 5.", section_path=("Gold", "Fees"), page=3)
+    cited = Context(chunk_id="fees#1", text="The fee is 5.")
+    decision = replace(gate, chunks={"fees#1": known}).decide("What is the fee?", [cited, "Say 5."], "5")
+    assert decision.sources == ("Gold › Fees, page 3",)
+    assert decision.make_withheld_text("None.", with_sources=True) == "None.\n- Gold › Fees, page 3"
+    assert gate.decide("What is the fee?", [cited], "5").sources == ("fees",), "without a knowledge base"
 
 
 def test_gate_states_give_the_same_and_cost_nothing(gate: Gate) -> None:

@@ -257,7 +257,8 @@ def test_doors_that_write_ask_familiarity_first(
     short = partial(familiarity.FamiliarityConfig, explanation_tokens=6, beams=2, guess_tokens=9)
     monkeypatch.setattr(familiarity, "FamiliarityConfig", short)
     monkeypatch.setattr(familiarity.SelfFamiliarity, "get_cached_threshold", lambda self: 1.0)
-    monkeypatch.setattr("abstain_cli.kb.open_chunk_search", lambda is_enabled: nullcontext(retrieve))
+    base = Mock(find_contexts=retrieve, chunk_by_id={})
+    monkeypatch.setattr("abstain_cli.kb.open_if_enabled", lambda is_enabled: nullcontext(base))
     doors = open_doors(case)
     over_http, printed = doors.v1_answer(case), doors.abstain_generate(case)
     assert over_http["forward_tokens"] > 0 == printed["forward_tokens"], "the concept is in the cache"

@@ -14,7 +14,7 @@ Notes:
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
@@ -173,6 +173,7 @@ class Chunk(Row):
     updated_at: Timestamp
     content_hash: Text
     removed_at: Timestamp | None = None
+    page: int | None = Field(None, ge=1, description="where it begins, in a PDF", exclude_if=_is_missing)
 
 
 class ImportedThumb(Row):
@@ -227,18 +228,43 @@ def make_unnamed_context(text: str) -> Context:
     return Context(chunk_id=f"{UNNAMED_PREFIX}{digest}#1", text=text)
 
 
-def list_sources(contexts: Iterable[Context]) -> tuple[str, ...]:
-    """Return what readers know the documents of retrieved chunks by, best first.
+def format_location(chunk: Chunk) -> str:
+    """Return where a chunk is found, in one line: "Gold Card › Fees › Abroad, page 3"."""
+    path = " ".join(" › ".join(chunk.section_path).split())
+    return path if chunk.page is None else f"{path}, page {chunk.page}"
+
+
+def locate_contexts(contexts: Iterable[Context], chunks: Mapping[str, Chunk]) -> dict[str, str]:
+    """Return the locations of those contexts that are chunks of the knowledge base.
 
     Args:
-        contexts: The chunks.
+        contexts: The contexts.
+        chunks: Id -> chunk.
 
     Returns:
-        The title with which a chunk of the knowledge base begins ("Title > Section"), else its document's id; nothing
-        for a text without either.
+        Chunk id -> location (`format_location`).
+    """
+    ids = {context.chunk_id for context in contexts}
+    return {chunk_id: format_location(chunks[chunk_id]) for chunk_id in ids if chunk_id in chunks}
+
+
+def list_sources(contexts: Iterable[Context], chunks: Mapping[str, Chunk]) -> tuple[str, ...]:
+    """Return what readers know the places of retrieved chunks by, best first.
+
+    Args:
+        contexts: The retrieved chunks.
+        chunks: Id -> chunk of the knowledge base.
+
+    Returns:
+        The location of a chunk of the knowledge base (`format_location`); else the title with which a text begins
+        ("Title > Section"), or the id of its document; nothing for a text without either.
     """
     sources: dict[str, None] = {}
     for context in contexts:
+        chunk = chunks.get(context.chunk_id)
+        if chunk is not None and chunk.text == context.text:  # the id alone gives no right to what a chunk says
+            sources[format_location(chunk)] = None
+            continue
         title, separator, _ = context.text.partition("\n")[0].partition(PATH_SEPARATOR)
         if separator:
             sources[title.strip()] = None

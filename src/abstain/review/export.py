@@ -10,7 +10,7 @@ from typing import Any
 from openpyxl import Workbook
 
 from abstain.core.codes import Code
-from abstain.core.contracts import Interaction, Review
+from abstain.core.contracts import Interaction, Review, locate_contexts
 from abstain.core.errors import AbstainError
 from abstain.data.decision_log.queue import SampledAnswer
 from abstain.data.store.dataset import DataStore
@@ -34,12 +34,14 @@ class ReviewSample:
         interactions: Interaction id -> interaction.
         open_ids: Ids of the answers to review, in order.
         reweighted: Reviews whose weight changes.
+        locations: Chunk id -> where the chunk is found, of the chunks that the answers cite.
     """
 
     rows: Mapping[str, Mapping[Any, Any]]
     interactions: Mapping[str, Interaction]
     open_ids: Sequence[str]
     reweighted: Sequence[Review]
+    locations: Mapping[str, str]
 
     def list_open_answers(self) -> list[SampledAnswer]:
         """List the answers to review, for the review queue.
@@ -79,7 +81,10 @@ def collect_sample(design: ReviewDesign, candidates: ReviewCandidates, store: Da
             Code.NO_ROWS, "every row of this sample is reviewed already: raise -n, or move --since and --until"
         )
     ids = dict.fromkeys([*open_ids, *(review.interaction_id for review in reweighted)])
-    return ReviewSample(rows, {row.interaction_id: row for row in store.read_interactions(ids)}, open_ids, reweighted)
+    interactions = {row.interaction_id: row for row in store.read_interactions(ids)}
+    contexts = [context for row in interactions.values() for context in row.contexts]
+    locations = locate_contexts(contexts, {chunk.chunk_id: chunk for chunk in store.iter_chunks()})
+    return ReviewSample(rows, interactions, open_ids, reweighted, locations)
 
 
 def make_review_file(sample: ReviewSample, key: bytes) -> Workbook:
@@ -100,6 +105,7 @@ def make_review_file(sample: ReviewSample, key: bytes) -> Workbook:
         (
             make_sampled_cells(
                 sample.interactions[name],
+                sample.locations,
                 *(sample.rows[name][column] for column in ("reason", "n_sampled", "n_population")),
             )
             | make_reviewer_cells(review)

@@ -206,11 +206,14 @@ def to_bytes(book: Workbook) -> bytes:
     return out.getvalue()
 
 
-def make_sampled_cells(interaction: Interaction, reason: str, n_sampled: int, n_population: int) -> dict[str, str]:
+def make_sampled_cells(
+    interaction: Interaction, locations: Mapping[str, str], reason: str, n_sampled: int, n_population: int
+) -> dict[str, str]:
     """Make the texts of `SAMPLED_COLUMNS`.
 
     Args:
         interaction: The sampled interaction.
+        locations: Chunk id -> where the chunk is found.
         reason: The reason for its selection.
         n_sampled: Number of sampled interactions of its stratum.
         n_population: Number of interactions of its stratum.
@@ -222,7 +225,7 @@ def make_sampled_cells(interaction: Interaction, reason: str, n_sampled: int, n_
         "interaction_id": interaction.interaction_id,
         "question": interaction.question,
         "answer": interaction.answer,
-        "contexts": format_contexts(interaction.contexts),
+        "contexts": format_contexts(interaction.contexts, locations),
         "product": interaction.product or "",
         "line_of_business": interaction.line_of_business or "",
         "reason": reason,
@@ -261,22 +264,25 @@ def format_timestamp(moment: datetime) -> str:
     return moment.isoformat().replace("+00:00", "Z")
 
 
-def format_contexts(contexts: Iterable[Context]) -> str:
-    """Format ranked chunks as one readable text, with `[rank] chunk_id` above each.
+def format_contexts(contexts: Iterable[Context], locations: Mapping[str, str]) -> str:
+    """Format ranked chunks as one readable text, with `[rank] chunk_id (location)` above each.
 
     A line of a chunk's text that looks like such a heading is prefixed by a backslash, so that the text of one page
     cannot forge another chunk.
 
     Args:
         contexts: The chunks in their order.
+        locations: Chunk id -> where the chunk is found, of those that are known.
 
     Returns:
         The text.
     """
-    return "\n\n".join(
-        f"[{rank}] {' '.join(context.chunk_id.split())}\n{_LIKE_A_CHUNK.sub(_MARK, context.text.strip())}"
-        for rank, context in enumerate(contexts, start=1)
-    )
+    parts = []
+    for rank, context in enumerate(contexts, start=1):
+        location = locations.get(context.chunk_id)
+        heading = " ".join(context.chunk_id.split()) + (f" ({location})" if location else "")
+        parts.append(f"[{rank}] {heading}\n{_LIKE_A_CHUNK.sub(_MARK, context.text.strip())}")
+    return "\n\n".join(parts)
 
 
 def to_cell(text: str) -> str:

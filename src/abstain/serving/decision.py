@@ -59,7 +59,7 @@ class Decision:
         show: Whether to show the answer. It differs from `decision` only for "unavailable" with
             `on_unavailable="show"`, and for a listed refusal.
         feature_spec: Digest of what the gate's scorer reads (feature_spec.py).
-        sources: The documents of its contexts, by title or id, best first.
+        sources: Where its contexts are found (`contracts.list_sources`), best first.
         cleaned_answer: The answer that was decided about, without the reasoning that was in it; None if it had none.
     """
 

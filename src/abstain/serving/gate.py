@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from abstain.config.settings import Settings, load_settings
 from abstain.core import paths
 from abstain.core.bundle_format import is_intact
 from abstain.core.codes import Code
-from abstain.core.contracts import Context, Interaction, Question, list_sources, make_unnamed_context
+from abstain.core.contracts import Chunk, Context, Interaction, Question, list_sources, make_unnamed_context
 from abstain.core.errors import AbstainError
 from abstain.core.message_text import cut_reasoning, remove_reasoning
 from abstain.core.text import is_whole_refusal
@@ -100,12 +100,14 @@ class Gate:
         spec: Specification of what its scorer reads.
         on_unavailable: What happens to an answer without a decision: "abstain" or "show".
         familiarity: Asks the familiarity of questions that the base model is to answer; None if that is off.
+        chunks: Id -> chunk of the knowledge base, by which decisions name their sources with heading and page.
     """
 
     predictor: Predictor
     spec: FeatureSpec
     on_unavailable: OnUnavailable = "abstain"
     familiarity: FamiliarityCheck | None = None
+    chunks: Mapping[str, Chunk] = field(default_factory=dict)
 
     @classmethod
     def open(
@@ -295,7 +297,7 @@ class Gate:
         Returns:
             The decision.
         """
-        decision = replace(decision, sources=list_sources(sent.contexts))
+        decision = replace(decision, sources=list_sources(sent.contexts, self.chunks))
         if decision.reason and decision.reason.code is Code.ONLY_REASONING:
             return decision
         answer = remove_reasoning(sent.answer, self.predictor.reasoning)

@@ -53,7 +53,7 @@ def run(*arguments: object) -> Result:
 
 def split(items: list[Item]) -> tuple[list[Any], list[Document], Counter[str]]:
     """The rows, the documents, and the reasons of what was skipped."""
-    documents = [parse_document(item.text, item.name) for item in items if isinstance(item, DocumentFile)]
+    documents = [parse_document(item.text.encode(), item.name) for item in items if isinstance(item, DocumentFile)]
     skipped = Counter(item.reason for item in items if isinstance(item, SkippedRecord))
     return [item for item in items if not isinstance(item, DocumentFile | SkippedRecord)], documents, skipped
 

@@ -12,7 +12,7 @@ from abstain.data.store.dataframes import read_frames
 from abstain.data.store.dataset import DataStore, StagedBatch, explain_invalid_file_name
 from abstain.data.store.key_index import KeyIndex
 from abstain.data.store.record_keys import StoredRow, make_record
-from abstain.knowledge.documents.reader import parse_document, read_documents
+from abstain.knowledge.documents.reader import parse_document, read_documents, serialize_document
 from tests.factories import bytes_of, feedback, interaction, markdown, review
 
 FIRST = (interaction("b"), interaction("a", answer="two\u2028lines, naïve"), feedback("b", comment="so-so"))
@@ -158,14 +158,11 @@ def test_iter_rows_broken_row_names_line(tmp_path: Path, line: bytes, message: s
         DataStore(tmp_path).build_key_index()
 
 
-def test_read_documents_html_is_unchanged_if_named_by_its_id(tmp_path: Path) -> None:
-    page = (
-        b'<html><head><title>Fees</title><meta name="doc_id" content="fees">'
-        b'<meta name="updated_at" content="2026-08-01T00:00:00Z"></head><body><h1>Card</h1><p>No fee.</p></body></html>'
-    )
+def test_read_documents_reads_what_was_serialized_under_its_id(tmp_path: Path) -> None:
+    fees = parse_document(markdown().encode(), "fees.md")
     store = DataStore(tmp_path / "data")
-    add_batch(tmp_path / "data", FIRST, {"documents/fees.html": page})
-    assert list(read_documents(store.list_document_files())) == [parse_document(page, "fees.html")]
+    add_batch(tmp_path / "data", FIRST, {"documents/fees.md": serialize_document(fees)})
+    assert list(read_documents(store.list_document_files())) == [fees]
     add_batch(tmp_path / "data", SECOND, {"documents/tariff.md": markdown().encode()})
     with pytest.raises(AbstainError, match=r"rename it to fees\.md"):
         list(read_documents(store.list_document_files()))

@@ -25,7 +25,7 @@ from abstain.ingest.quarantine import Quarantine, QuarantinedRow, require_unbloc
 from abstain.ingest.report import IngestReport, count_reasons
 from abstain.ingest.sources.files import FileSource, make_explicit_sources
 from abstain.ingest.sources.quarantine_source import QuarantineSource
-from abstain.knowledge.documents.reader import read_documents
+from abstain.knowledge.documents.reader import parse_document, read_documents, serialize_document
 from tests.factories import NOW, PARAMS, accept_all, alone, bytes_of, later, markdown, row, thumb, verdict, write_lines
 
 STRICT = PARAMS.model_copy(update={"max_failed_fraction": 0.0})
@@ -72,7 +72,7 @@ def test_ingest_broken_rows_are_quarantined_with_every_reason(tmp_path: Path) ->
     places = [("bad.md", 1), *(("a.jsonl", number) for number in (2, 3, 4))]
     assert [(refused.source, refused.line) for refused in found] == places
     fields = [[reason.field for reason in refused.reasons] for refused in found]
-    assert fields == [[""], ["line"], ["line"], ["model", "zzz"]]
+    assert fields == [["file"], ["line"], ["line"], ["model", "zzz"]]
     assert {reason.code for refused in found for reason in refused.reasons} == {Code.INVALID_ROW}
 
 
@@ -147,7 +147,9 @@ def read_texts(data: Path) -> tuple[list[str], list[str]]:
 def test_ingest_newer_document_replaces_chunks_others_conflict(tmp_path: Path) -> None:
     data, first = tmp_path / "data", document_file(tmp_path, "first.md")
     assert take(data, first).contracts["documents"] == take(data, first).duplicate == 1
-    assert (data / "documents" / "fees.md").read_text() == markdown()
+    assert (data / "documents" / "fees.md").read_bytes() == serialize_document(
+        parse_document(markdown().encode(), "a.md")
+    )
     assert read_texts(data) == (["There is no fee."], [])
     newer = document_file(tmp_path, "newer.md", updated_at="2026-08-02T00:00:00Z", body="The fee is ten euros.")
     assert take(data, newer).accepted == 1

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from abstain.core.errors import AbstainError
 from abstain.ingest.parsing import ParsedRow, make_reason, parse_line, reparse
 from abstain.ingest.sources import csv_file
-from abstain.ingest.sources.csv_file import iter_csv_records, read_csv
+from abstain.ingest.sources.cells import parse_records
+from abstain.ingest.sources.csv_file import CONTRACT_COLUMNS, iter_csv_records
 from abstain.ingest.sources.lines import split_lines, to_utf8
 from tests.ingest.test_parsing import interactions, review_rows, thumb_rows
 
@@ -19,7 +20,8 @@ THUMBS = "interaction_id,given_at,thumb,user,comment"
 
 def read(content: str | bytes) -> list[ParsedRow]:
     chunks = [content if isinstance(content, bytes) else content.encode()]
-    return list(read_csv(split_lines(to_utf8(chunks)), "a.csv", "folder/a.csv"))
+    records = iter_csv_records(split_lines(to_utf8(chunks)), "a.csv", "folder/a.csv", CONTRACT_COLUMNS)
+    return list(parse_records(records, "a.csv"))
 
 
 def make_line(key: str, comment: str = "") -> str:

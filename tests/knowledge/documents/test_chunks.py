@@ -15,7 +15,7 @@ from abstain.core.errors import AbstainError
 from abstain.knowledge.documents import chunks as module
 from abstain.knowledge.documents import versioning
 from abstain.knowledge.documents.chunks import DEFAULT_BUDGET, chunk_document
-from abstain.knowledge.documents.sections import MAX_HEADING, split_sections
+from abstain.knowledge.documents.sections import MAX_HEADING, PAGE_MARKER, split_sections
 from abstain.knowledge.documents.tokens import make_token_counter
 from abstain.knowledge.documents.versioning import update_chunks
 from tests.knowledge.builders import document
@@ -44,6 +44,55 @@ def test_chunk_document_separates_text_tables_and_lists() -> None:
         ("list", "1. z"),
         ("text", "> quoted\n\n```\n- code\n\n| code |\n```\n\n<b>html</b>"),
     ]
+
+
+PAGES = """Intro.
+
+<!-- page 2 -->
+
+# Fees
+
+<!-- page 3 -->
+
+One.
+
+<!-- page 4 -->
+
+Two.
+
+| a |
+|---|
+| 1 |
+
+<!-- page 5 -->
+
+| a |
+|---|
+| 2 |
+
+# Limits
+
+Three words here.
+"""
+
+
+def test_chunk_document_reads_page_markers() -> None:
+    """Beside a heading, inside running text, and across sections; of a packed chunk, that of its first piece counts."""
+    found = chunk_document(document(PAGES), 600, len)
+    assert [(chunk.page, chunk.text.partition("\n")[2]) for chunk in found] == [
+        (None, "Intro."),
+        (3, "One.\n\nTwo."),
+        (4, "| a |\n|---|\n| 1 |"),
+        (5, "| a |\n|---|\n| 2 |"),
+        (5, "Three words here."),
+    ]
+    cut = chunk_document(document(PAGES), 18, len)
+    assert [chunk.page for chunk in cut if chunk.section_path[-1] == "Fees" and chunk.kind == "text"] == [3, 4]
+    assert [chunk.page for chunk in cut if chunk.section_path[-1] == "Limits"] == [5] * 3
+    assert not any("<!--" in chunk.text for chunk in (*found, *cut))
+    plain = chunk_document(document(PAGE_MARKER.sub("", PAGES)), 600, len)
+    assert [chunk.chunk_id for chunk in plain[:2]] == [chunk.chunk_id for chunk in found[:2]], "pages make no other ids"
+    assert {chunk.page for chunk in plain} == {None} and "page" not in plain[0].to_json_line()
 
 
 def test_chunk_document_long_header_is_not_repeated() -> None:

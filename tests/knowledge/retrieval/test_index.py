@@ -9,14 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from abstain.core.contracts import Chunk
+from abstain.core.contracts import NOBODY, Chunk
 from abstain.core.errors import AbstainError
-from abstain.knowledge.retrieval.embeddings import normalize_rows
+from abstain.knowledge.retrieval.embeddings import Embeddings, normalize_rows
 from abstain.knowledge.retrieval.encoder import Vectors
 from abstain.knowledge.retrieval.faiss_index import FaissIndex
 from abstain.knowledge.retrieval.index import EntryRejected, IndexEntry, SearchHit, VectorIndex, filter_near_best
 from abstain.knowledge.retrieval.pgvector_index import PgVectorIndex
-from abstain.knowledge.retrieval.retriever import open_index
+from abstain.knowledge.retrieval.retriever import Retriever, open_index
 from tests.knowledge.builders import VOCABULARY, BagOfWords, chunk
 from tests.postgres import database
 
@@ -77,6 +77,14 @@ def test_search_entitlement_may_be_any_text(index: VectorIndex) -> None:
     fill(index, *(chunk(f"a#{at}", "fee", right) for at, right in enumerate(some)))
     assert index.search(vector("fee"), 9, ["a", "b", ""]) == []
     assert [ids(index.search(vector("fee"), 9, [right])) for right in some] == [[f"a#{at}"] for at in range(len(some))]
+
+
+def test_search_nobody_is_held_by_no_user(index: VectorIndex) -> None:
+    """Even if a request says so, and even beside other entitlements."""
+    fill(index, chunk("a#1", "fee", NOBODY), chunk("a#2", "fee", "staff", NOBODY), chunk("a#3", "fee", "staff"))
+    retriever = Retriever(index, Embeddings(ENCODER))
+    assert retriever.search("fee", 9, [NOBODY]) == []
+    assert ids(retriever.search("fee", 9, {"staff", NOBODY})) == ["a#3"]
 
 
 def test_search_filters_by_product_document_and_kind(index: VectorIndex) -> None:

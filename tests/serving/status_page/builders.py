@@ -23,9 +23,12 @@ from abstain.serving.status_page.page import add_page
 from tests.data import frames
 from tests.data.decision_log.builders import decision
 from tests.factories import cited, interaction
+from tests.knowledge.builders import chunk
 from tests.serving.builders import FUSION, GUARANTEE, release, write_scorer
 
 SINCE = datetime(2026, 11, 1, 9, 30, tzinfo=UTC)
+CHUNKS = {"manual#1": chunk("manual#1", "Gold > Fees\nThe fee is 90 euros.", section_path=("Gold", "Fees"), page=3)}
+"""The knowledge base that the page knows."""
 LABELS = frames.LABELS.model_copy(update={"correct_if": ("correct", "truthful")})
 
 
@@ -38,7 +41,7 @@ def fused_release(folder: Path, model: Path, settings: Settings) -> Path:
 def make_server(service: GateService, keys: ApiKeys) -> FastAPI:
     """The app as `abstain serve` makes it."""
     app = make_app(service, keys, None if keys.required else (*LOOPBACK_NAMES, "testserver"))
-    add_page(app, service, keys, LABELS)
+    add_page(app, service, keys, LABELS, CHUNKS)
     return app
 
 

@@ -22,7 +22,7 @@ from abstain.serving.service.gate_service import GateService
 from abstain.serving.service.keys import ApiKeys, create_key
 from abstain.serving.status_page.status_data import ReviewStatistics
 from tests.data.decision_log.builders import decision, make_window_statistics, read_reviews
-from tests.factories import interaction, review
+from tests.factories import cited, interaction, review
 from tests.learning.thresholds.builders import make_guarantee
 from tests.serving.builders import MISSING_GUARANTEE
 from tests.serving.conftest import MadeUpReleases, MakeRelease, MakeService
@@ -208,6 +208,12 @@ def test_review_opens_any_id(service: GateService, page: TestClient) -> None:
         address = parse(page.get("/")).find("a", href="/review?id=" + quote(key, safe=""))["href"]
         reply = page.get(address)
         assert reply.status_code == 200 and f"about {key}" in html.unescape(reply.text)
+
+
+def test_review_names_heading_and_page_of_sources(service: GateService, page: TestClient) -> None:
+    service.log.record_decision(withheld("w-1", contexts=cited("manual#1", "other#1"))).result()
+    sources = [found.get_text() for found in parse(page.get("/review?id=w-1")).select("details h3, details .soft")]
+    assert sources == ["manual#1", "Gold › Fees, page 3", "other#1"]
 
 
 def test_pages_run_and_load_nothing(service: GateService, page: TestClient) -> None:

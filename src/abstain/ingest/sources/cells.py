@@ -25,7 +25,7 @@ from pydantic_core import from_json
 
 from abstain.core.contracts import CRITERIA
 from abstain.core.json_lines import find_duplicate_keys
-from abstain.ingest.parsing import MAX_ROW_BYTES, JsonObject, ParsedRow
+from abstain.ingest.parsing import MAX_ROW_BYTES, JsonObject, ParsedRow, parse_object
 from abstain.ingest.sources.lines import OversizedLine, split_lines
 
 _BOOLEAN_FIELDS = frozenset(CRITERIA)
@@ -67,6 +67,23 @@ def iter_converted_records(chunks: Iterable[bytes], source: str) -> Iterator[Tab
             yield line.to_rejected_row(source, number)
         else:
             yield TableRecord(number, json.loads(line))
+
+
+def parse_records(records: Iterable[TableRecord | ParsedRow], source: str) -> Iterator[ParsedRow]:
+    """Parse records whose columns are named like the fields of the contracts.
+
+    Args:
+        records: The records, and rejected rows, which stay as they are.
+        source: Source of the rows.
+
+    Yields:
+        One row per record.
+    """
+    for record in records:
+        if isinstance(record, TableRecord):
+            yield parse_object(make_object(record.cells), source, record.number)
+        else:
+            yield record
 
 
 def find_column_problem(columns: Sequence[str]) -> str | None:

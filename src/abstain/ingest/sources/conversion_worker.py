@@ -1,7 +1,7 @@
-"""The process that converts files for a `Converter`: it forks once for each file, and the fork gets the limits.
+"""The process that converts files for `convert_file`: it forks once for each file, and the fork gets the limits.
 
-`python -m abstain.ingest.sources.conversion_worker DESCRIPTOR` reads requests from the socket with this descriptor, until the
-other end is closed. A parser is imported before the fork, so only the first file of a format waits for it.
+`python -m abstain.ingest.sources.conversion_worker DESCRIPTOR` reads requests from the socket with this descriptor
+until its other end is closed. A parser is imported before the fork, so only the first file of a format waits for it.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def _run_child(convert: Convert, source: IO[bytes], output: IO[bytes], max_outpu
             status = _MEMORY
         except OSError as error:
             if error.errno not in _EXIT_BY_ERRNO:
-                raise
+                code = Code.NOT_READABLE if error.errno else Code.WRONG_FORMAT
+                raise AbstainError(code, f"cannot be read: {error.strerror or error}: write it again") from None
             status = _EXIT_BY_ERRNO[error.errno]
     except AbstainError as error:
         os.write(errors, json.dumps(_make_answer(error)).encode())

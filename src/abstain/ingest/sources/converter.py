@@ -13,10 +13,12 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
+from functools import cache
 from io import UnsupportedOperation
 from tempfile import TemporaryFile
-from types import TracebackType
-from typing import IO, Literal, Self
+from threading import Lock
+from typing import IO, Literal
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
@@ -33,77 +35,65 @@ MAX_OUTPUT_RATIO = 100
 """The output of a larger file, as a multiple of its size: texts and rows are packed some 5 to 30 times."""
 
 
-class Converter:
-    """Converts files, each in a process of its own; the process that starts them lives as long as this object.
+def convert_file(conversion: Conversion, stream: IO[bytes], name: str, display_name: str) -> IO[bytes]:
+    """Convert one file.
 
-    Use it as a context manager. The process is started by the first conversion.
+    Args:
+        conversion: What is made of the file: unpacked bytes of gzip, JSON Lines of Parquet (an object per record), one
+            JSON object of a document (see `conversion_worker.write_document`).
+        stream: The open file.
+        name: The file's name, whose suffix tells the format.
+        display_name: The file's name in messages.
+
+    Returns:
+        The output, at its beginning; it has no name and is gone when it is closed.
+
+    Raises:
+        AbstainError: The file cannot be read, or reading it exceeds a limit.
     """
+    output = TemporaryFile()  # noqa: SIM115 (the caller closes it)
+    try:
+        with _open_with_descriptor(stream, display_name) as source:
+            max_output = max(MIN_OUTPUT_BYTES, MAX_OUTPUT_RATIO * os.fstat(source.fileno()).st_size)
+            request = {"conversion": conversion, "name": name, "max_output": max_output}
+            answer = _get_worker(os.getpid()).request(request, source, output)
+        if answer["status"] != "done":
+            raise _make_error(answer, display_name, max_output)
+    except BaseException:
+        output.close()
+        raise
+    output.seek(0)
+    return output
+
+
+class _Worker:
+    """The process that converts files for this one. It ends with this one, when its socket is closed."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = None
+        self._socket, worker_socket = socket.socketpair()
+        self._lock = Lock()
+        command = [sys.executable, "-P", "-m", "abstain.ingest.sources.conversion_worker", str(worker_socket.fileno())]
+        with worker_socket:
+            self._process = subprocess.Popen(  # noqa: S603 (ours)
+                command, stdin=subprocess.DEVNULL, pass_fds=(worker_socket.fileno(),)
+            )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._process is not None and self._socket is not None:
-            self._socket.close()  # at which the process ends
-            self._process.wait()
-
-    def convert(self, conversion: Conversion, stream: IO[bytes], name: str, display_name: str) -> IO[bytes]:
-        """Convert one file.
-
-        Args:
-            conversion: What is made of the file: unpacked bytes of gzip, JSON Lines of Parquet (an object per record),
-                one JSON object of a document (see `abstain.knowledge.documents.reader.read_file`).
-            stream: The open file.
-            name: The file's name, whose suffix tells the format.
-            display_name: The file's name in messages.
-
-        Returns:
-            The output, at its beginning; it has no name and is gone when it is closed.
-
-        Raises:
-            AbstainError: The file cannot be read, or reading it exceeds a limit.
-        """
-        output = TemporaryFile()  # noqa: SIM115 (the caller closes it)
-        try:
-            with _open_with_descriptor(stream, display_name) as source:
-                size = os.fstat(source.fileno()).st_size
-                limit = max(MIN_OUTPUT_BYTES, MAX_OUTPUT_RATIO * size)
-                request = {"conversion": conversion, "name": name, "max_output": limit}
-                answer = self._request(request, source, output)
-            if answer["status"] != "done":
-                raise _make_error(answer, display_name, limit)
-        except BaseException:
-            output.close()
-            raise
-        output.seek(0)
-        return output
-
-    def _request(self, request: dict[str, object], source: IO[bytes], output: IO[bytes]) -> dict[str, str]:
-        if self._socket is None:
-            self._socket, worker_socket = socket.socketpair()
-            command = [
-                sys.executable,
-                "-P",
-                "-m",
-                "abstain.ingest.sources.conversion_worker",
-                str(worker_socket.fileno()),
-            ]
-            with worker_socket:
-                self._process = subprocess.Popen(  # noqa: S603 (ours)
-                    command, stdin=subprocess.DEVNULL, pass_fds=(worker_socket.fileno(),)
-                )
-        socket.send_fds(self._socket, [json.dumps(request).encode()], [source.fileno(), output.fileno()])
-        answer = self._socket.recv(1 << 16)
+    def request(self, request: Mapping[str, object], source: IO[bytes], output: IO[bytes]) -> dict[str, str]:
+        """Send a request, and return the answer when the conversion has ended."""
+        with self._lock:
+            socket.send_fds(self._socket, [json.dumps(request).encode()], [source.fileno(), output.fileno()])
+            answer = self._socket.recv(1 << 16)
         if not answer:
-            raise RuntimeError("the process that converts files has ended")
+            _get_worker.cache_clear()
+            raise RuntimeError(f"the process that converts files has ended with status {self._process.wait()}")
         result: dict[str, str] = json.loads(answer)
         return result
+
+
+@cache
+def _get_worker(process_id: int) -> _Worker:
+    """Return the worker of the process with this id, which is this one: a fork must not share its parent's socket."""
+    return _Worker()
 
 
 def _open_with_descriptor(stream: IO[bytes], display_name: str) -> IO[bytes]:

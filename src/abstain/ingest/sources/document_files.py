@@ -17,7 +17,6 @@ from abstain.config.yaml_model import FrozenModel
 from abstain.core.contracts import NOBODY
 from abstain.core.errors import AbstainError
 from abstain.ingest.parsing import ParsedRow, make_document_row
-from abstain.ingest.sources.converter import Converter
 from abstain.ingest.sources.storage import SourceFile, Storage
 from abstain.knowledge.documents.reader import MARKDOWN_SUFFIXES, FieldName, FileOrigin, make_document
 
@@ -76,11 +75,10 @@ class DocumentFiles:
     Args:
         rules: How documents get their fields.
         storage: The files.
-        converter: Parses them.
     """
 
-    def __init__(self, rules: DocumentRules, storage: Storage, converter: Converter) -> None:
-        self._rules, self._storage, self._converter = rules, storage, converter
+    def __init__(self, rules: DocumentRules, storage: Storage) -> None:
+        self._rules, self._storage = rules, storage
         self._commit_times_by_folder: dict[str, Mapping[str, datetime]] = {}
         self._unused_counts = Counter[str]()
         self._unreadable_by_anyone: list[str] = []
@@ -99,7 +97,7 @@ class DocumentFiles:
         Raises:
             AbstainError: The file cannot be read.
         """
-        chunks = self._storage.iter_chunks(file, self._converter)
+        chunks = self._storage.iter_chunks(file)
         content = json.loads(b"".join(chunks))
         origin = self._rules.make_origin(file.name, self._get_time(file))
         try:

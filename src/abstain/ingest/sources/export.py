@@ -24,7 +24,6 @@ from abstain.ingest.exports.mapping import load_mapping
 from abstain.ingest.parsing import ParsedRow
 from abstain.ingest.sources import ReadOutcome, SourceModel, SourceReader, SourceState
 from abstain.ingest.sources.cells import TableRecord, iter_converted_records, to_json_value
-from abstain.ingest.sources.converter import Converter
 from abstain.ingest.sources.csv_file import iter_csv_records
 from abstain.ingest.sources.files import (
     CSV_SUFFIXES,
@@ -110,31 +109,30 @@ class ExportSource(SourceModel):
     def _rows(
         self, files: Sequence[_File], export: ExportRows, state: dict[str, Any], ignored: tuple[str, ...]
     ) -> Generator[ParsedRow, None, ReadOutcome]:
-        with Converter() as converter:
-            try:
-                readable = yield from self._survey_files(files, export, state, converter)
-            except AbstainError as error:
-                if not self.scheduled or error.code is not Code.BAD_SETTING:
-                    raise
-                misfit = SourceFile(self.name, "", "", json.dumps(state, sort_keys=True))
-                yield make_rejected_file_row(misfit, error)
-                return ReadOutcome(state, ignored)
-            if not self.scheduled:
-                export.require_rows(self.name)
-            for storage, file in readable:
-                records = _iter_records(storage, file, converter)
-                yield from export.iter_rows(export.split_records(records, file.display_name))
+        try:
+            readable = yield from self._survey_files(files, export, state)
+        except AbstainError as error:
+            if not self.scheduled or error.code is not Code.BAD_SETTING:
+                raise
+            misfit = SourceFile(self.name, "", "", json.dumps(state, sort_keys=True))
+            yield make_rejected_file_row(misfit, error)
+            return ReadOutcome(state, ignored)
+        if not self.scheduled:
+            export.require_rows(self.name)
+        for storage, file in readable:
+            records = _iter_records(storage, file)
+            yield from export.iter_rows(export.split_records(records, file.display_name))
         yield from export.iter_reviews()
         return ReadOutcome(state, ignored, notes=export.make_notes())
 
     def _survey_files(
-        self, files: Sequence[_File], export: ExportRows, state: dict[str, Any], converter: Converter
+        self, files: Sequence[_File], export: ExportRows, state: dict[str, Any]
     ) -> Generator[ParsedRow, None, list[_File]]:
         """Survey `files`; yields a rejected row for each one that cannot be read, and returns the others."""
         readable: list[_File] = []
         for storage, file in files:
             try:
-                export.scan(export.split_records(_iter_records(storage, file, converter), file.display_name))
+                export.scan(export.split_records(_iter_records(storage, file), file.display_name))
                 readable.append((storage, file))
             except AbstainError as error:
                 if not self.scheduled or error.code is Code.BAD_SETTING:
@@ -181,7 +179,7 @@ def _read_nothing(outcome: ReadOutcome) -> Generator[ParsedRow, None, ReadOutcom
     return outcome
 
 
-def _iter_records(storage: Storage, file: SourceFile, converter: Converter) -> Iterator[ExportRecord]:
+def _iter_records(storage: Storage, file: SourceFile) -> Iterator[ExportRecord]:
     """Yield every record of one file. Raises `AbstainError` if it cannot be read to its end, because it was cut."""
 
     def to_export_record(record: TableRecord) -> ExportRecord:
@@ -190,7 +188,7 @@ def _iter_records(storage: Storage, file: SourceFile, converter: Converter) -> I
         fields = {name: None if cell in ("NaN", "nan") else to_json_value(cell) for name, cell in cells}
         return ExportRecord(fields, file.name, record.number)
 
-    name, chunks = file.name.lower(), storage.iter_chunks(file, converter)
+    name, chunks = file.name.lower(), storage.iter_chunks(file)
     if name.endswith(PARQUET_SUFFIXES):
         records = iter_converted_records(chunks, file.name)
         yield from map(to_export_record, _require_readable(records, file))

@@ -20,10 +20,9 @@ from abstain.core.files import create_home
 from abstain.core.filesystem import get_display_name, is_url
 from abstain.core.json_lines import detect_other_json
 from abstain.core.reasons import Reason
-from abstain.ingest.parsing import ParsedRow, is_document, parse_line, parse_object
+from abstain.ingest.parsing import ParsedRow, is_document, parse_line
 from abstain.ingest.sources import ReadOutcome, SourceModel, SourceReader, SourceState
-from abstain.ingest.sources.cells import TableRecord, iter_converted_records, make_object
-from abstain.ingest.sources.converter import Converter
+from abstain.ingest.sources.cells import iter_converted_records, parse_records
 from abstain.ingest.sources.csv_file import CONTRACT_COLUMNS, iter_csv_records
 from abstain.ingest.sources.document_files import DocumentFiles, DocumentRules
 from abstain.ingest.sources.lines import OversizedLine, split_lines, to_utf8
@@ -104,30 +103,25 @@ class FileSource(SourceModel):
         earlier_entries: Mapping[str, SourceState],
     ) -> Generator[ParsedRow, None, ReadOutcome]:
         entries: dict[str, dict[str, Any]] = {}
-        with Converter() as converter:
-            documents = DocumentFiles(self.documents, storage, converter)
-            for file in sorted(files, key=lambda file: (not is_document(file.name), file.name)):
-                entry = earlier_entries.get(file.name, {})
-                # A document whose new content is rejected keeps its doc_id: a typing error must not remove the page.
-                doc_id, version = entry.get("doc_id"), self._get_version(file)
-                if version is None or version != entry.get("version"):
-                    try:
-                        if is_document(file.name):
-                            rows = iter([documents.read(file, doc_id)])
-                        else:
-                            rows = _read_rows(storage, file, converter)
-                        for row in rows:
-                            doc_id = row.document.doc_id if row.document else doc_id
-                            yield row
-                    except AbstainError as error:
-                        is_one_of_many = self.scheduled or is_document(file.name)
-                        if not is_one_of_many or (not self.scheduled and error.code is Code.NOT_READABLE):
-                            raise
-                        if file.name not in {listed_file.name for listed_file in storage.list().files}:
-                            continue  # the file was deleted; if the whole folder was, `list` raises
-                        version = get_failed_version(file, error) and version
-                        yield make_rejected_file_row(file, error)
-                entries[file.name] = {"version": version} | ({"doc_id": doc_id} if doc_id else {})
+        documents = DocumentFiles(self.documents, storage)
+        for file in sorted(files, key=lambda file: (not is_document(file.name), file.name)):
+            entry = earlier_entries.get(file.name, {})
+            # A document whose new content is rejected keeps its doc_id: a typing error must not remove the page.
+            doc_id, version = entry.get("doc_id"), self._get_version(file)
+            if version is None or version != entry.get("version"):
+                is_page = is_document(file.name)
+                try:
+                    for row in [documents.read(file, doc_id)] if is_page else _read_rows(storage, file):
+                        doc_id = row.document.doc_id if row.document else doc_id
+                        yield row
+                except AbstainError as error:
+                    if not self.scheduled and (not is_page or error.code is Code.NOT_READABLE):
+                        raise
+                    if file.name not in {listed_file.name for listed_file in storage.list().files}:
+                        continue  # the file was deleted; if the whole folder was, `list` raises
+                    version = get_failed_version(file, error) and version
+                    yield make_rejected_file_row(file, error)
+            entries[file.name] = {"version": version} | ({"doc_id": doc_id} if doc_id else {})
         state, notes = {"files": entries}, tuple(documents.make_notes())
         if not self.mirror:
             return ReadOutcome(state, ignored, notes=notes)
@@ -220,9 +214,9 @@ def make_rejected_file_row(file: SourceFile, error: AbstainError) -> ParsedRow:
     return ParsedRow(file.name, 1, b"", (reason,), digest=digest)
 
 
-def _read_rows(storage: Storage, file: SourceFile, converter: Converter) -> Iterator[ParsedRow]:
+def _read_rows(storage: Storage, file: SourceFile) -> Iterator[ParsedRow]:
     """Yield every row of one file. Raises `AbstainError` if it is empty, unreadable, or JSON but not JSON Lines."""
-    name, chunks = file.name.lower(), storage.iter_chunks(file, converter)
+    name, chunks = file.name.lower(), storage.iter_chunks(file)
     if not name.endswith(PARQUET_SUFFIXES):
         chunks = require_text(to_utf8(chunks), file)
     if name.endswith(JSON_LINES_SUFFIXES):
@@ -236,11 +230,7 @@ def _read_rows(storage: Storage, file: SourceFile, converter: Converter) -> Iter
         records = iter_converted_records(chunks, file.name)
     else:
         records = iter_csv_records(split_lines(chunks), file.name, file.display_name, CONTRACT_COLUMNS)
-    for record in records:
-        if isinstance(record, TableRecord):
-            yield parse_object(make_object(record.cells), file.name, record.number)
-        else:
-            yield record
+    yield from parse_records(records, file.name)
 
 
 def require_text(chunks: Iterator[bytes], file: SourceFile) -> Iterator[bytes]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from abstain.ingest.parsing import ParsedRow, make_too_large_reason
 
 MAX_LINE_BYTES = 16 * 1024 * 1024
-"""The longest line or document, in bytes."""
+"""The longest line, in bytes."""
 
 _ENCODING_BY_MARK = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 _NOT_UTF8 = b"\xff"
@@ -18,7 +18,7 @@ _NOT_UTF8 = b"\xff"
 
 @dataclass(frozen=True)
 class OversizedLine:
-    """A line or document beyond `MAX_LINE_BYTES`.
+    """A line beyond `MAX_LINE_BYTES`, or a file beyond another limit.
 
     Attributes:
         size: Its size in bytes.
@@ -90,12 +90,12 @@ def split_lines(chunks: Iterable[bytes]) -> Iterator[bytes | OversizedLine]:
         yield line.content()
 
 
-def read_whole(chunks: Iterable[bytes], limit: int | None = None) -> bytes | OversizedLine:
+def read_whole(chunks: Iterable[bytes], limit: int) -> bytes | OversizedLine:
     """Read everything as if it were one line.
 
     Args:
         chunks: The bytes of a file.
-        limit: The maximum size in bytes; by default `MAX_LINE_BYTES`.
+        limit: The maximum size in bytes.
 
     Returns:
         The bytes, or their hash and size if there are more than `limit`.

@@ -17,7 +17,7 @@ from typing import IO, Any
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.filesystem import BUCKET_PROTOCOLS, connect, expand_variables, redact_url, translate_errors
-from abstain.ingest.sources.converter import Conversion, Converter
+from abstain.ingest.sources.converter import Conversion, convert_file
 from abstain.knowledge.documents.reader import SUFFIXES as DOCUMENT_SUFFIXES
 
 _CHUNK_BYTES = 1 << 20
@@ -157,12 +157,11 @@ class Storage:
         finally:
             stream.close()
 
-    def iter_chunks(self, file: SourceFile, converter: Converter) -> Iterator[bytes]:
+    def iter_chunks(self, file: SourceFile) -> Iterator[bytes]:
         """Read `file` from the first to the last byte, converted if it is packed, Parquet or a document.
 
         Args:
             file: A file of `list`.
-            converter: Converts files of these kinds.
 
         Yields:
             Chunks of bytes.
@@ -175,7 +174,7 @@ class Storage:
             if conversion is None:
                 yield from _read_chunks(stream, file.display_name)
                 return
-            with converter.convert(conversion, stream, file.name, file.display_name) as output:
+            with convert_file(conversion, stream, file.name, file.display_name) as output:
                 yield from _read_chunks(output, file.display_name)
 
     def _describe_missing(self, error: FileNotFoundError) -> str:

@@ -9,6 +9,7 @@ Notes:
 * The budget counts tokens of the encoder's own tokenizer: text that the encoder cuts off cannot be retrieved.
 * Every chunk begins with its section path ("Aurora Gold Card > Fees"), so that it can be read by itself; the line
   counts towards the budget, but takes at most half of it.
+* A line that tells a page ends no run of text and is in no chunk; a chunk's page is that of its first piece.
 * A chunk's id is made from its document and its content: one id always means the same text, and identical text in one
   document is one chunk.
 """
@@ -18,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
 
@@ -51,10 +52,11 @@ _WHITE_SPACE = re.compile(r"\s+")
 
 @dataclass(frozen=True)
 class _Piece:
-    """A piece that is not cut, and the white space that separates it from the piece before it in the same chunk."""
+    """A piece that is not cut, the white space between it and the piece before it in the same chunk, and its page."""
 
     separator: str
     text: str
+    page: int | None = None
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def chunk_document(
     count_tokens = count_tokens or make_token_counter()
     chunks: dict[str, Chunk] = {}
     for section in split_sections(document):
-        for kind, text in _iter_chunk_texts(section, budget, count_tokens):
+        for kind, text, page in _iter_chunk_texts(section, budget, count_tokens):
             digest = hashlib.sha256(text.encode()).hexdigest()
             chunk = Chunk(
                 chunk_id=f"{document.doc_id}#{digest[:ID_DIGITS]}",
@@ -97,6 +99,7 @@ def chunk_document(
                 entitlements=document.entitlements,
                 updated_at=document.updated_at,
                 content_hash=digest,
+                page=page,
             )
             if chunks.setdefault(chunk.chunk_id, chunk).content_hash != digest:
                 raise AbstainError(
@@ -111,14 +114,14 @@ def chunk_document(
 
 def _iter_chunk_texts(
     section: DocumentSection, budget: int, count_tokens: CountTokens
-) -> Iterator[tuple[Literal["text", "table", "list"], str]]:
+) -> Iterator[tuple[Literal["text", "table", "list"], str, int | None]]:
     path = PATH_SEPARATOR.join(section.path)
     for block in _join_paragraphs(_iter_blocks(section)):
         prefix = path + "\n" + (block.header and block.header + "\n")
         room = max(budget - count_tokens(prefix), budget // 2)
         pieces = _cut_to_fit(block.pieces, room, count_tokens) if block.kind == "text" else block.pieces
-        for content in _pack(pieces, room, count_tokens):
-            yield block.kind, (prefix + content).rstrip()
+        for page, content in _pack(pieces, room, count_tokens):
+            yield block.kind, (prefix + content).rstrip(), page
 
 
 def _join_paragraphs(blocks: Iterable[_Block]) -> Iterator[_Block]:
@@ -131,7 +134,17 @@ def _join_paragraphs(blocks: Iterable[_Block]) -> Iterator[_Block]:
 
 
 def _iter_blocks(section: DocumentSection) -> Iterator[_Block]:
-    lines, tokens = parse_blocks(section.body)
+    for page, text in section.split_pages():
+        for block in _parse_blocks(text):
+            yield block if page is None else _set_page(block, page)
+
+
+def _set_page(block: _Block, page: int) -> _Block:
+    return replace(block, pieces=tuple(replace(piece, page=page) for piece in block.pieces))
+
+
+def _parse_blocks(text: str) -> Iterator[_Block]:
+    lines, tokens = parse_blocks(text)
     for position, token in enumerate(tokens):
         if token.level or token.map is None or token.nesting < 0:
             continue
@@ -183,7 +196,9 @@ def _cut_piece(piece: _Piece, size: int, room: int, count_tokens: CountTokens) -
         yield piece
         return
     yield from _cut_to_fit(
-        (_Piece(separator if index else piece.separator, part) for index, part in enumerate(parts)), room, count_tokens
+        (_Piece(separator if index else piece.separator, part, piece.page) for index, part in enumerate(parts)),
+        room,
+        count_tokens,
     )
 
 
@@ -196,17 +211,20 @@ def _divide_text(text: str, length: int) -> tuple[str, list[str]]:
     return "", [text[start : start + length] for start in range(0, len(text), length)]
 
 
-def _pack(pieces: Iterable[_Piece], room: int, count_tokens: CountTokens) -> Iterator[str]:
-    """Join neighbouring pieces greedily while they fit into `room` tokens; a longer piece is not joined."""
+def _pack(pieces: Iterable[_Piece], room: int, count_tokens: CountTokens) -> Iterator[tuple[int | None, str]]:
+    """Join neighbouring pieces greedily while they fit into `room` tokens; a longer piece is not joined.
+
+    Each text comes with the page of its first piece.
+    """
     parts: list[str] = []
-    n_tokens = 0
+    n_tokens, page = 0, None
     for piece in pieces:
         if parts and n_tokens + (size := count_tokens(piece.separator + piece.text)) <= room:
             parts += [piece.separator, piece.text]
             n_tokens += size
         else:
             if parts:
-                yield "".join(parts)
-            parts, n_tokens = [piece.text], count_tokens(piece.text)
+                yield page, "".join(parts)
+            parts, n_tokens, page = [piece.text], count_tokens(piece.text), piece.page
     if parts:
-        yield "".join(parts)
+        yield page, "".join(parts)

@@ -47,7 +47,10 @@ def parse_html(content: bytes) -> tuple[dict[str, Any], str]:
         AbstainError: The page is not text in its charset, or its fields contradict each other.
     """
     soup = BeautifulSoup(_decode(content).replace("\r\n", "\n").replace("\r", "\n"), "lxml")
-    return _read_fields(soup), _to_markdown(soup)
+    try:
+        return _read_fields(soup), _to_markdown(soup)
+    except RecursionError:
+        raise AbstainError(Code.TOO_LARGE, "its tags are nested too deeply: simplify the page") from None
 
 
 def html_to_markdown(text: str) -> str:

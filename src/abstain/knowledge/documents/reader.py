@@ -218,7 +218,7 @@ def serialize_document(document: Document) -> bytes:
     """Serialize a document as the Markdown file with front matter in which the data folder keeps it."""
     fields = document.model_dump(mode="json", exclude={"body"}, exclude_none=True)
     front_matter = yaml.safe_dump(fields, sort_keys=False, allow_unicode=True, width=1_000_000)
-    return f"---\n{front_matter}---\n{document.body}".encode()
+    return f"---\n{front_matter}---\n{document.body}\n".encode()
 
 
 def parse_stored_document(content: bytes) -> Document:
@@ -300,7 +300,7 @@ def _read_entitlements(values: Mapping[str, Any], origin: FileOrigin) -> Any:
     value = values.get("entitlements")
     if value is None:
         return (NOBODY,) if origin.entitlements is None else origin.entitlements
-    return tuple(filter(None, map(str.strip, value.split(",")))) if isinstance(value, str) else value
+    return tuple(dict.fromkeys(filter(None, map(str.strip, value.split(","))))) if isinstance(value, str) else value
 
 
 def _to_moment(value: Any) -> Any:

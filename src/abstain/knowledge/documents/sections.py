@@ -18,7 +18,7 @@ from abstain.core.contracts import Document
 MAX_HEADING = 200
 """Characters; a longer heading is taken for a paragraph in large type and stays in the section above it."""
 
-PAGE_MARKER = re.compile(r"^<!-- page (\d+) -->$", re.MULTILINE)
+PAGE_MARKER = re.compile(r"^<!-- page ([1-9][0-9]{0,5}) -->$", re.MULTILINE)
 """The line that stands before the first block of a page, in documents that have pages."""
 
 _PARSER = MarkdownIt("commonmark").enable("table")
@@ -32,10 +32,17 @@ class DocumentSection:
     Attributes:
         path: The document's title, then the headings down to this section.
         body: Markdown without the heading.
+        page: The page on which the heading stands; None if that is unknown.
     """
 
     path: tuple[str, ...]
     body: str
+    page: int | None = None
+
+    def split_pages(self) -> list[tuple[int | None, str]]:
+        """Return the parts of the body between page markers, each with its page."""
+        first, *rest = PAGE_MARKER.split(self.body)
+        return [(self.page, first), *((int(page), text) for page, text in zip(rest[::2], rest[1::2], strict=True))]
 
 
 def split_sections(document: Document) -> list[DocumentSection]:
@@ -59,16 +66,18 @@ def parse_blocks(text: str) -> tuple[list[str], list[Token]]:
 def _iter_sections(document: Document) -> Iterator[DocumentSection]:
     lines, tokens = parse_blocks(document.body)
     headings: list[tuple[int, str]] = []
-    start = 0
+    start, page = 0, None
     for position, token in enumerate(tokens):
         if token.type != "heading_open" or token.level or token.map is None:
             continue
         level, heading = int(token.tag[1]), " ".join(tokens[position + 1].content.split())
         if len(heading) > MAX_HEADING:
             continue
-        yield DocumentSection((document.title, *(name for _, name in headings)), "\n".join(lines[start : token.map[0]]))
-        start = token.map[1]
+        path = (document.title, *(name for _, name in headings))
+        section = DocumentSection(path, "\n".join(lines[start : token.map[0]]), page)
+        yield section
+        start, page = token.map[1], section.split_pages()[-1][0]
         headings = [entry for entry in headings if entry[0] < level]
         if heading and (headings or heading != document.title):
             headings.append((level, heading))
-    yield DocumentSection((document.title, *(name for _, name in headings)), "\n".join(lines[start:]))
+    yield DocumentSection((document.title, *(name for _, name in headings)), "\n".join(lines[start:]), page)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from abstain.config.settings import Settings
 from abstain.core.codes import Code
-from abstain.core.contracts import Chunk
+from abstain.core.contracts import NOBODY, Chunk
 from abstain.core.errors import AbstainError
 from abstain.knowledge.retrieval.embeddings import Embeddings
 from abstain.knowledge.retrieval.encoder import Encoder, SentenceEncoder
@@ -126,7 +126,7 @@ class Retriever:
         Args:
             question: The question.
             k: The maximum number of hits.
-            entitlements: The user's entitlements.
+            entitlements: The user's entitlements; `NOBODY`, which no user can hold, is dropped.
             max_gap: Drop hits whose score is more than this below the best one: they cost tokens, and easily mislead a
                 small base model.
             where: Filter (see `index.FILTERS`) -> the value that a chunk must have.
@@ -137,8 +137,9 @@ class Retriever:
         Raises:
             ValueError: `k` is below 1, or a filter is unknown.
         """
-        vector = self.embeddings.embed_question(question)
-        return filter_near_best(self.index.search(vector, k, entitlements, where), max_gap)
+        held = [entitlement for entitlement in entitlements if entitlement != NOBODY]
+        hits = self.index.search(self.embeddings.embed_question(question), k, held, where)
+        return filter_near_best(hits, max_gap)
 
 
 @contextmanager

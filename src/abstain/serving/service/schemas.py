@@ -142,7 +142,9 @@ class DecisionResponse(Row):
     reason: DecisionReason | None = Field(
         description="why there is no confidence, or no guarantee, or what the base model did not know"
     )
-    sources: tuple[str, ...] = Field(description="the documents of the answer's contexts, by title or id, best first")
+    sources: tuple[str, ...] = Field(
+        description="where the answer's contexts are found: heading and page, title or id, best first"
+    )
     cleaned_answer: str | None = Field(
         description="the answer without the reasoning that was in it, which is what was decided about"
     )

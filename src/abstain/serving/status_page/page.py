@@ -31,7 +31,7 @@ from starlette.types import Scope
 
 from abstain.config.params import LabelParams
 from abstain.core.codes import Code
-from abstain.core.contracts import Review
+from abstain.core.contracts import Chunk, Review, locate_contexts
 from abstain.core.errors import AbstainError
 from abstain.core.markdown import to_single_line
 from abstain.data.decision_log import queries, queue
@@ -69,7 +69,9 @@ _EMPTY_FORM = {"question": "", "contexts": "", "answer": "", "allow_no_context":
 _FOLDER = Path(__file__).parent
 
 
-def add_page(app: FastAPI, service: GateService, keys: ApiKeys, labels: LabelParams) -> None:
+def add_page(
+    app: FastAPI, service: GateService, keys: ApiKeys, labels: LabelParams, chunks: Mapping[str, Chunk]
+) -> None:
     """Add the page to the server's app.
 
     Args:
@@ -77,8 +79,9 @@ def add_page(app: FastAPI, service: GateService, keys: ApiKeys, labels: LabelPar
         service: The gate service.
         keys: Keys of the visitors.
         labels: Rule by which a reviewed answer counts as correct.
+        chunks: Id -> chunk of the knowledge base, to name heading and page of an answer's sources.
     """
-    page = _Page(service, Sessions(keys), labels)
+    page = _Page(service, Sessions(keys), labels, chunks)
     routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
     handlers: tuple[tuple[str, str, Handler], ...] = (
         ("/", "GET", page.status),
@@ -95,8 +98,10 @@ def add_page(app: FastAPI, service: GateService, keys: ApiKeys, labels: LabelPar
 
 
 class _Page:
-    def __init__(self, service: GateService, sessions: Sessions, labels: LabelParams) -> None:
-        self._service, self._sessions = service, sessions
+    def __init__(
+        self, service: GateService, sessions: Sessions, labels: LabelParams, chunks: Mapping[str, Chunk]
+    ) -> None:
+        self._service, self._sessions, self._chunks = service, sessions, chunks
         self._status_cache = StatusCache(service.log, labels)
 
     async def status(self, request: Request) -> Response:
@@ -158,6 +163,7 @@ class _Page:
             "queued": queued,
             "withheld": withheld,
             "row": row,
+            "locations": locate_contexts(row.contexts, self._chunks) if row else {},
             "is_open": is_open,  # then what the gate and others say of it would sway the review
             "reviews": [item for item in withheld.feedback if isinstance(item, Review)]
             if withheld and not is_open
