@@ -100,7 +100,7 @@ def started(folder: Path, fresh: Project, initialised: tuple[int, str]) -> Assis
     project.edit_params("kinds: [gradient_boosting]", "kinds: []")
     project.compare_with("mean_log_prob")
     shutil.copytree(HANDBOOK, folder / "feedback" / "handbook")
-    lines = HISTORY.read_text().splitlines(keepends=True)[::3]
+    lines = HISTORY.read_text().splitlines(keepends=True)[::6]
     (folder / "feedback" / "history.jsonl").write_text("".join(lines))
     results = {"ingest": project.abstain("ingest", str(folder / "feedback")), "retrain": project.abstain("retrain")}
     return Assistant(project, results)
