@@ -46,10 +46,9 @@ def test_demo_prints_promoted_version_and_metrics(trained: tuple[Project, str]) 
 
 def test_demo_second_run_is_cached_leaves_project_unchanged(shipped: Project, project: Project) -> None:
     before = project.git("rev-parse", "origin/main", cwd=project.workspace)
-    again = shipped.abstain("demo")
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert f"none: all {len(STAGES)} are cached, nothing changed" in again.stdout
-    assert "probe v1.0.0 (unchanged)" in again.stdout
+    again = shipped.run("abstain", "demo")
+    assert f"none: all {len(STAGES)} are cached, nothing changed" in again
+    assert "probe v1.0.0 (unchanged)" in again
     assert project.git("rev-parse", "origin/main", cwd=project.workspace) == before
     for one in (shipped, project):
         assert one.git("status", "--porcelain") == ""
@@ -78,8 +77,7 @@ def test_gto_and_dvc_read_version(project: Project, tmp_path: Path) -> None:
     assert "v1.0.0" in shown.stdout, shown.stderr
     file = tmp_path / "p.onnx"
     options = ["probe", "--rev", "v1.0.0", "-o", str(file)]
-    got = project.command(["dvc", "artifacts", "get", str(project.workspace), *options])
-    assert got.returncode == 0, got.stderr
+    project.run("dvc", "artifacts", "get", str(project.workspace), *options)
     assert hashlib.sha256(file.read_bytes()).hexdigest() == read_production(project)["sha256"]
 
 
@@ -88,9 +86,7 @@ def test_score_flags_equal_score_file(project: Project, tmp_path: Path) -> None:
     rows = [json.loads(line) for line in part.open()][:30]
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    scored = project.abstain("score", str(file))
-    assert scored.returncode == 0, scored.stderr
-    decisions = [json.loads(line) for line in scored.stdout.splitlines()]
+    decisions = [json.loads(line) for line in project.run("abstain", "score", str(file)).splitlines()]
     assert [v["interaction_id"] for v in decisions] == [row["interaction_id"] for row in rows]
     assert all((v["confidence"] >= v["threshold"]) == (v["decision"] == "show") for v in decisions)
     assert len({round(v["confidence"], 3) for v in decisions}) > 10
@@ -113,13 +109,12 @@ def test_plan_and_status_of_other_machine_after_demo(project: Project, tmp_path:
 
 
 def test_latency_benchmark_lists_scorers(project: Project) -> None:
-    done = project.command(["python", "-m", "benchmarks.latency", "--answers", "1"])
-    assert done.returncode == 0, done.stderr
-    rows = dict(re.findall(r"│ (\S.*?) +│ +([\d,]+) │ +\2 │", done.stdout))
+    printed = project.run("python", "-m", "benchmarks.latency", "--answers", "1")
+    rows = dict(re.findall(r"│ (\S.*?) +│ +([\d,]+) │ +\2 │", printed))
     places = {"probe: layer 4, residual, all chunks", "probe: layer 2, mlp, all chunks"}
     assert {*places, "fusion"} <= set(rows)
-    assert "longest" in done.stdout and "0" not in rows.values()
-    assert "skipped: entailment: A601: no model: set scorers.entailment_model in params.yaml" in done.stdout
+    assert "longest" in printed and "0" not in rows.values()
+    assert "skipped: entailment: A601: no model: set scorers.entailment_model in params.yaml" in printed
 
 
 @pytest.fixture(scope="module")
@@ -154,16 +149,14 @@ def test_promote_on_a_new_holdout_and_rollback(rejected: tuple[Project, str]) ->
     checks = {check["name"]: check["passed"] for check in approval["checks"]}
     assert checks["same hold-out"] and checks["better than champion v1.0.0"] and "newest split" in checks
 
-    back = project.abstain("rollback", "--reason", "complaints")
-    assert back.returncode == 0 and "probe v1.0.0" in back.stdout, back.stderr
+    assert "probe v1.0.0" in project.run("abstain", "rollback", "--reason", "complaints")
     assert read_production(project)["version"] == "v1.0.0"
 
 
 def plan(project: Project) -> dict[str, list[str]]:
     """What the plan says of each stage: runs or cached, why, tokens."""
-    done = project.abstain("plan")
-    assert done.returncode == 0, done.stderr
-    return {line.split()[0]: re.split(r"\s{2,}", line)[1:] for line in done.stdout.splitlines()}
+    lines = project.run("abstain", "plan").splitlines()
+    return {line.split()[0]: re.split(r"\s{2,}", line)[1:] for line in lines}
 
 
 def test_plan_other_model_reads_all_other_labels_nothing(trained: tuple[Project, str], tmp_path: Path) -> None:
@@ -191,8 +184,7 @@ def test_plan_other_model_reads_all_other_labels_nothing(trained: tuple[Project,
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Project:
     project = new_project(tmp_path_factory.mktemp("shipped"))
-    done = project.abstain("demo")
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    project.run("abstain", "demo")
     return project.demo
 
 
@@ -222,7 +214,6 @@ def test_readme_has_metrics_of_demo(whole: Project) -> None:
     assert abs(float(written[1]) - metrics["scorers"]["probe"]["auroc"]) < 0.03
 
 
-ABSTAIN = ("-m", "abstain_cli.app")
 NIGHTS = """
 from datetime import UTC, datetime, timedelta
 from benchmarks.simulated_history import simulate
@@ -237,12 +228,6 @@ print(releases.fetch_bundle(releases.get_production()).name)
 """
 
 
-def run(aged: Project, *command: str) -> str:
-    done = aged.command(["python", *command])
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
-
-
 @pytest.fixture
 def aged(trained: tuple[Project, str], prefect_server: str, tmp_path: Path) -> Project:
     """A copy of the demo's project with a DVC cache and remote of its own, after six nights and three versions."""
@@ -251,7 +236,7 @@ def aged(trained: tuple[Project, str], prefect_server: str, tmp_path: Path) -> P
         (copy.home / name).unlink()
         shutil.copytree(trained[0].home / name, copy.home / name)
     (copy.home / "features").unlink()  # `abstain cache prune` has tests of its own; which are needed, torch has to say
-    run(copy, "-c", NIGHTS)
+    copy.run("python", "-c", NIGHTS)
     return copy
 
 
@@ -267,21 +252,21 @@ def hash_output(night: int) -> str:
 def test_retention_keeps_live_and_tagged_and_restores(aged: Project, tmp_path: Path) -> None:
     before = list_objects(aged.home / "dvc-remote")
     assert {hash_output(0), hash_output(5)} <= before
-    output = run(aged, *ABSTAIN, "retention", "--apply")
+    output = aged.run("abstain", "retention", "--apply")
     after = list_objects(aged.home / "dvc-remote")
     assert "deleted" in output and hash_output(0) not in after, "only a commit of 205 days ago names it"
     assert hash_output(5) in after, "a tag names it"
     shutil.rmtree(aged.home / "dvc-cache")
-    assert run(aged, "-c", OPEN).split() == ["v1.2.0"]
-    assert "in production: probe v1.1.0" in run(aged, *ABSTAIN, "rollback", "--reason", "a test")
+    assert aged.run("python", "-c", OPEN).split() == ["v1.2.0"]
+    assert "in production: probe v1.1.0" in aged.run("abstain", "rollback", "--reason", "a test")
 
     elsewhere = replace(aged, root=tmp_path / "new" / "checkout", home=tmp_path / "new" / "home")
     left_out = re.findall(r"--exclude=\./([\w-]+)", (ROOT / "docs" / "howto" / "backup.md").read_text())
     assert "workspace" in left_out
     shutil.copytree(aged.home, elsewhere.home, symlinks=True, ignore=shutil.ignore_patterns(*left_out))
     aged.git("clone", "-q", str(elsewhere.home / "origin.git"), str(elsewhere.root))
-    assert run(elsewhere, *ABSTAIN, "status") == run(aged, *ABSTAIN, "status")
-    assert "features          cached" in run(elsewhere, *ABSTAIN, "plan")
+    assert elsewhere.run("abstain", "status") == aged.run("abstain", "status")
+    assert "features          cached" in elsewhere.run("abstain", "plan")
 
 
 @pytest.mark.soak(twin="test_retention_keeps_live_and_tagged_and_restores")

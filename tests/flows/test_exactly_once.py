@@ -99,8 +99,7 @@ def ingest_with_kills(project: Project, steps: Sequence[str]) -> dict[str, Any]:
         write_row(project, number)
         killed = project.command(["python", "-c", INGEST, step])
         assert killed.returncode != 0 and killed.stdout.endswith(f"killed before {step}\n"), killed.stderr
-        again = project.command(["python", "-c", INGEST, ""])
-        assert again.returncode == 0, again.stdout + again.stderr
+        project.run("python", "-c", INGEST, "")
         expected = sorted(f"x-{n}" for n in range(number + 1))
         assert list_ids(project, Interaction) == list_ids(project, Thumb) == expected, step
         assert not list(project.workspace.glob(".data-*")), "something half-written was left"
@@ -123,7 +122,7 @@ def test_ingest_killed_at_every_step_is_exactly_once(project: Project) -> None:
 def correct_with_kills(project: Project, folder: Path, steps: Sequence[str]) -> None:
     """Correct a marked version's answer and thumb for each step, killed there and again."""
     write_row(project, 0)
-    assert project.command(["python", "-c", INGEST, ""]).returncode == 0
+    project.run("python", "-c", INGEST, "")
     file = folder / "corrected.jsonl"
     for number, step in enumerate(steps):
         version = f"probe@v1.{number}.0"
@@ -139,8 +138,7 @@ def correct_with_kills(project: Project, folder: Path, steps: Sequence[str]) -> 
         killed = project.command(["python", "-c", INGEST, step, str(file)])
         assert killed.returncode != 0 and killed.stdout.endswith(f"killed before {step}\n"), killed.stderr
         assert (project.git("ls-remote", "origin", "main", cwd=project.workspace) == head) == (step != "end")
-        again = project.command(["python", "-c", INGEST, "", str(file)])
-        assert again.returncode == 0, again.stdout + again.stderr
+        project.run("python", "-c", INGEST, "", str(file))
         store = DataStore(project.workspace / "data")
         assert [row.answer for row in store.iter_rows(Interaction) if row.interaction_id == "x-0"] == [f"No. {number}"]
         assert [row.thumb for row in store.iter_rows(Thumb) if row.interaction_id == "x-0"] == [thumb["thumb"]]
@@ -165,7 +163,7 @@ def test_ingest_same_file_on_two_machines_is_exactly_once(small_project: Project
     lines = [json.dumps({"interaction_id": f"x-{number}", **row}) for number in range(5)]
     file = tmp_path / "rows.jsonl"
     file.write_text("\n".join(lines))
-    assert small_project.abstain("ingest", str(file)).returncode == 0  # makes the origin that both then share
+    small_project.run("abstain", "ingest", str(file))  # makes the origin that both then share
     file.write_text("\n".join([*lines, json.dumps({"interaction_id": "x-9", **row})]))
     shared = [f"ABSTAIN_ORIGIN={small_project.home / 'origin.git'}", f"ABSTAIN_USER_KEY={'k' * 40}"]
     command = [sys.executable, "-m", "abstain_cli.app", "ingest", str(file)]
@@ -179,7 +177,7 @@ def test_ingest_same_file_on_two_machines_is_exactly_once(small_project: Project
     assert [run.returncode for run in runs] == [0, 0], outputs
     counts = sorted(re.findall(r"\| (\d+) \| (?:read|accepted|duplicate) \|", text) for text in outputs)
     assert counts == [["6", "0", "6"], ["6", "1", "5"]], outputs
-    assert small_project.abstain("ingest", str(file)).returncode == 0
+    small_project.run("abstain", "ingest", str(file))
     assert list_ids(small_project, Interaction) == [f"x-{n}" for n in (0, 1, 2, 3, 4, 9)]
 
 
@@ -212,5 +210,5 @@ def test_ingest_replace_corrects_rows_and_marks_versions(small_project: Project,
     assert registry["tainted"]["v1.0.0"]["cause"] == "corrected"
     target = tmp_path / "former.jsonl"
     where = [".", str(part.relative_to(project.workspace)), "--rev", "HEAD~1", "-o", str(target)]
-    got = project.command(["env", "-C", str(project.workspace), "dvc", "get", *where])
-    assert got.returncode == 0 and target.read_bytes() == former, got.stderr
+    project.run("env", "-C", str(project.workspace), "dvc", "get", *where)
+    assert target.read_bytes() == former

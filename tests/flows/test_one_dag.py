@@ -29,7 +29,7 @@ def list_shards(project: Project) -> dict[Path, int]:
 
 
 def require_half_planned(project: Project) -> None:
-    plan = project.abstain("plan", "-v").stdout
+    plan = project.run("abstain", "plan", "-v")
     counts = re.search(
         r"need (\d+) results of the base model, (\d+) of which are not in the cache", " ".join(plan.split())
     )
@@ -54,10 +54,9 @@ def complete_after_kills(
             shards = list_shards(project)
             assert shards, "no shard was finished when it was killed"
             amid_features(project)
-    completed = project.command(["python", *command])
-    assert completed.returncode == 0, completed.stdout[-3000:] + completed.stderr
+    completed = project.run("python", *command)
     for stage in stages[:-1]:  # what had finished before a kill is not done again
-        assert re.search(rf"^{stage} +cached", completed.stdout, re.MULTILINE), (stage, completed.stdout)
+        assert re.search(rf"^{stage} +cached", completed, re.MULTILINE), (stage, completed)
     now = list_shards(project)
     assert all(now[file] == when for file, when in shards.items()), "a whole shard was computed again"
     assert not list((project.home / "features").rglob(".*")), "something half-written was left"
@@ -76,10 +75,8 @@ def repro_in_clone(project: Project, folder: Path, shared: tuple[str, ...]) -> d
     remote = laptop.command(["dvc", "config", "core.remote"]).stdout.strip()
     pushed_to = laptop.command(["dvc", "config", f"remote.{remote}.url"], cwd=project.workspace).stdout.strip()
     laptop.command(["dvc", "remote", "modify", "--local", remote, "url", pushed_to])
-    pulled = laptop.command(["dvc", "pull", "--quiet", "data.dvc"])
-    assert pulled.returncode == 0, pulled.stderr
-    repro = laptop.command(["dvc", "repro"])
-    assert repro.returncode == 0, repro.stdout[-2000:] + repro.stderr[-2000:]
+    laptop.run("dvc", "pull", "--quiet", "data.dvc")
+    laptop.run("dvc", "repro")
     return read_lock(laptop.root)
 
 
