@@ -368,7 +368,7 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def small_template(tmp_path_factory: pytest.TempPathFactory) -> Project:
-    """A project with a third of the sample's answers as its data, which lie in a DVC remote as a team's would.
+    """A project with a sixth of the sample's answers as its data, which lie in a DVC remote as a team's would.
 
     Its base model is tiny, with random weights: these tests are about the machinery.
     """
@@ -382,7 +382,7 @@ def small_template(tmp_path_factory: pytest.TempPathFactory) -> Project:
         "from abstain.ingest.pipeline.run import ingest; from abstain.config.params import load_params\n"
         "from abstain.ingest.sources.files import make_explicit_sources\n"
         "from abstain.sample.files import HANDBOOK, HISTORY\n"
-        "rows = [json.loads(line) for line in HISTORY.open()][::3]\n"
+        "rows = [json.loads(line) for line in HISTORY.open()][::6]\n"
         "late = [row for row in rows if row['asked_at'] >= '2026-10-08']\n"
         "[row.pop('review', None) for row in late]\n"  # so that there is something to review
         "history = Path(sys.argv[1]); history.write_text(''.join(json.dumps(row) + '\\n' for row in rows))\n"
