@@ -126,6 +126,8 @@ def rejected(
     project.edit_params("  export: linear", "  export: attention")
     project.edit_params("on_infeasible: fail", "on_infeasible: heuristic")
     project.edit_params("  layers: [2] ", "  layers: [] ")
+    project.edit_params("  sites: [residual, mlp]", "  sites: []")
+    project.edit_params("architectures: [linear, attention]", "architectures: [attention]")
     project.edit_params('holdout_frozen_at: "2026-11-01', 'holdout_frozen_at: "2026-11-10')
     done = project.abstain("retrain")
     return project, done.stdout + done.stderr
