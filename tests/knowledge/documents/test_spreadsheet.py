@@ -49,7 +49,7 @@ def test_spreadsheet_sheets_are_sections_with_tables() -> None:
         (0.015, "0.0%", "1.5%"),
         (1234.5, "#,##0.00", "1,234.50"),
         (12, '"€"#,##0.00', "€ 12.00"),
-        (datetime(2026, 8, 1, 9, 30), "General", "2026-08-01 09:30"),
+        (datetime(2026, 8, 1, 9, 30), "yyyy-mm-dd hh:mm", "2026-08-01 09:30"),
         (True, "General", "yes"),
         ("two\nlines", "General", "two lines"),
     ],

@@ -17,11 +17,10 @@ import socket
 import sys
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import IO, TYPE_CHECKING, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.ingest.sources.converter import MAX_MEMORY_BYTES, MAX_PROCESSOR_SECONDS
 
 if TYPE_CHECKING:
     from abstain.knowledge.documents.reader import ParseFile
@@ -51,7 +50,7 @@ def serve(connection: socket.socket) -> None:
         connection.send(json.dumps(answer).encode())
 
 
-def _convert(request: Mapping[str, str], source: IO[bytes], output: IO[bytes]) -> dict[str, str]:
+def _convert(request: Mapping[str, Any], source: IO[bytes], output: IO[bytes]) -> dict[str, str]:
     """Convert one file in a fork and return the answer to the request."""
     try:
         convert = _import_conversion(request["conversion"], request["name"])
@@ -60,7 +59,7 @@ def _convert(request: Mapping[str, str], source: IO[bytes], output: IO[bytes]) -
     error_reader, error_writer = os.pipe()
     child = os.fork()
     if not child:
-        _run_child(convert, source, output, int(request["max_output"]), error_writer)
+        _run_child(convert, source, output, request["limits"], error_writer)
     os.close(error_writer)
     with os.fdopen(error_reader, "rb") as errors:
         error_text = errors.read()
@@ -73,13 +72,15 @@ def _convert(request: Mapping[str, str], source: IO[bytes], output: IO[bytes]) -
     return {"status": _STATUS_BY_EXIT.get(os.WEXITSTATUS(status), "crash")}
 
 
-def _run_child(convert: Convert, source: IO[bytes], output: IO[bytes], max_output: int, errors: int) -> NoReturn:
+def _run_child(
+    convert: Convert, source: IO[bytes], output: IO[bytes], limits: Mapping[str, int], errors: int
+) -> NoReturn:
     """Convert one file within the limits, and end this process."""
     status = _ERROR
     try:
-        resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
-        resource.setrlimit(resource.RLIMIT_CPU, (MAX_PROCESSOR_SECONDS, MAX_PROCESSOR_SECONDS + 1))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (max_output, max_output))
+        resource.setrlimit(resource.RLIMIT_DATA, (limits["memory"],) * 2)
+        resource.setrlimit(resource.RLIMIT_CPU, (limits["seconds"], limits["seconds"] + 1))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limits["output"],) * 2)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         try:
             convert(source, output)

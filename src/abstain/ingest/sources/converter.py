@@ -55,7 +55,8 @@ def convert_file(conversion: Conversion, stream: IO[bytes], name: str, display_n
     try:
         with _open_with_descriptor(stream, display_name) as source:
             max_output = max(MIN_OUTPUT_BYTES, MAX_OUTPUT_RATIO * os.fstat(source.fileno()).st_size)
-            request = {"conversion": conversion, "name": name, "max_output": max_output}
+            limits = {"memory": MAX_MEMORY_BYTES, "seconds": MAX_PROCESSOR_SECONDS, "output": max_output}
+            request = {"conversion": conversion, "name": name, "limits": limits}
             answer = _get_worker(os.getpid()).request(request, source, output)
         if answer["status"] != "done":
             raise _make_error(answer, display_name, max_output)

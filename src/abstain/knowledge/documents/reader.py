@@ -49,6 +49,7 @@ DEFAULT_FIELD_NAMES: Mapping[FieldName, tuple[str, ...]] = {
 """The names by which a file may give the fields of a document, the first one that is there counts; a dot enters."""
 
 MAX_TITLE = 300  # characters: it is repeated in every chunk
+MAX_BODY = 5_000_000  # characters: a book of two thousand pages
 MAX_ID = 128
 _SUFFIXES_BY_SIGNATURE = {b"%PDF-": (".pdf",), b"PK\x03\x04": (".docx", ".xlsx"), b"\xd0\xcf\x11\xe0": (".doc", ".xls")}
 _HEADING = re.compile(r"^#{1,6}[ \t]+(.+?)[ \t#]*$", re.MULTILINE)
@@ -156,6 +157,9 @@ def make_document(fields: Mapping[str, Any], body: str, origin: FileOrigin) -> R
         title = heading[1] if heading else PurePosixPath(origin.name).stem
     if not body.strip():
         raise AbstainError(Code.INVALID_ROW, "there is no text in it: write some, or leave the file out")
+    if len(body) > MAX_BODY:
+        problem = f"its text has {len(body):,} characters, {MAX_BODY:,} allowed: divide it"
+        raise AbstainError(Code.TOO_LARGE, problem)
     if len(title) > MAX_TITLE:
         problem = f"the title has {len(title):,} characters, and every chunk repeats it: {MAX_TITLE} at most"
         raise AbstainError(Code.INVALID_ROW, problem)

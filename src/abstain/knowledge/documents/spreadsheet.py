@@ -6,6 +6,7 @@ import io
 import re
 from collections.abc import Iterator
 from datetime import date, datetime, time
+from itertools import pairwise
 from typing import Any
 from zipfile import BadZipFile
 
@@ -56,7 +57,7 @@ def _iter_blocks(sheet: Worksheet) -> Iterator[str]:
     texts = _read_texts(sheet)
     rows = sorted(texts)
     starts = [row for row in rows if row - 1 not in texts]
-    for start, end in zip(starts, [*starts[1:], sheet.max_row + 1], strict=True):
+    for start, end in pairwise([*starts, sheet.max_row + 1]):
         block = [row for row in rows if start <= row < end]
         columns = sorted({column for row in block for column in texts[row]})
         grid = [[texts[row].get(column, "") for column in columns] for row in block]
