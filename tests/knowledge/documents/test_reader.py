@@ -131,7 +131,7 @@ def test_parse_document_rule_and_table_are_no_front_matter() -> None:
     assert fields == {} and body.startswith("---")
 
 
-def test_make_document_takes_what_the_file_does_not_say_from_its_origin() -> None:
+def test_make_document_completes_the_file_from_its_origin() -> None:
     origin = FileOrigin("cards/gold.md", NOW, "cards", ("staff",), {"doc_id": "slug", "updated_at": "review.last"})
     read = make_document({"doc_id": "no", "slug": "gold", "tags": ["a"], "review": {"owner": "b"}}, "# Gold", origin)
     document = read.document

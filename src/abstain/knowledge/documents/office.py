@@ -36,7 +36,7 @@ def read_properties(content: bytes) -> dict[str, Any]:
                 return {}
             parser = etree.XMLParser(resolve_entities=False, no_network=True)
             root = etree.fromstring(archive.read(_PROPERTIES), parser)
-    except (BadZipFile, etree.XMLSyntaxError, NotImplementedError, RuntimeError) as error:
+    except (BadZipFile, etree.XMLSyntaxError, RuntimeError) as error:
         raise AbstainError(Code.WRONG_FORMAT, f"cannot be read: {error}: save it again") from None
     texts = {_FIELD_BY_TAG[node.tag]: (node.text or "").strip() for node in root if node.tag in _FIELD_BY_TAG}
     return {name: text for name, text in texts.items() if text}

@@ -45,7 +45,7 @@ _MARGIN = 0.1  # of a page's height, in which running heads and feet stand
 
 
 @dataclass
-class _Block:
+class _TextBlock:
     """Something to read: `text` of a paragraph, heading (of `size`) or list item (at `left`), or a table."""
 
     kind: Literal["paragraph", "heading", "item", "table"]
@@ -134,17 +134,17 @@ def _drop_running_lines(
     ]
 
 
-def _find_blocks(pages: Sequence[Sequence[Line | PageTable]]) -> list[_Block]:
+def _find_blocks(pages: Sequence[Sequence[Line | PageTable]]) -> list[_TextBlock]:
     characters = Counter[float]()
     for text_line in (line for page in pages for line in page if isinstance(line, Line)):
         characters[text_line.size] += len(text_line.text)
     body_size = characters.most_common(1)[0][0] if characters else 0.0
-    blocks: list[_Block] = []
+    blocks: list[_TextBlock] = []
     for number, page in enumerate(pages, start=1):
         previous: Line | None = None
         for line in page:
             if isinstance(line, PageTable):
-                blocks.append(_Block("table", number, table=line))
+                blocks.append(_TextBlock("table", number, table=line))
                 previous = None
                 continue
             if previous is not None and _continues(previous, line, blocks[-1], body_size):
@@ -158,7 +158,7 @@ def _find_blocks(pages: Sequence[Sequence[Line | PageTable]]) -> list[_Block]:
     return blocks
 
 
-def _continues(previous: Line, line: Line, block: _Block, body_size: float) -> bool:
+def _continues(previous: Line, line: Line, block: _TextBlock, body_size: float) -> bool:
     """Whether `line` belongs to the block of the line before it."""
     gap = line.top - previous.bottom
     if not -0.5 * line.size < gap < 0.75 * line.size or abs(line.size - previous.size) > 0.05 * line.size:
@@ -170,12 +170,12 @@ def _continues(previous: Line, line: Line, block: _Block, body_size: float) -> b
     return (block.kind == "heading") == _is_heading(line, body_size)
 
 
-def _start_block(line: Line, page: int, body_size: float) -> _Block:
+def _start_block(line: Line, page: int, body_size: float) -> _TextBlock:
     if match := _BULLET.match(line.text):
-        return _Block("item", page, line.text[match.end() :], line.size, line.left)
+        return _TextBlock("item", page, line.text[match.end() :], line.size, line.left)
     kind: Literal["heading", "paragraph"] = "heading" if _is_heading(line, body_size) else "paragraph"
     size = max(line.size, body_size + 0.01) if kind == "heading" else line.size
-    return _Block(kind, page, line.text, size, line.left)
+    return _TextBlock(kind, page, line.text, size, line.left)
 
 
 def _is_heading(line: Line, body_size: float) -> bool:
@@ -192,9 +192,9 @@ def _join_lines(text: str, line: str) -> str:
     return f"{text} {line}"
 
 
-def _join_sentences(blocks: Iterable[_Block]) -> list[_Block]:
+def _join_sentences(blocks: Iterable[_TextBlock]) -> list[_TextBlock]:
     """Join paragraphs where a sentence goes on in the next column or on the next page."""
-    joined: list[_Block] = []
+    joined: list[_TextBlock] = []
     for block in blocks:
         last = joined[-1] if joined else None
         if (
@@ -210,11 +210,11 @@ def _join_sentences(blocks: Iterable[_Block]) -> list[_Block]:
     return joined
 
 
-def _size(block: _Block) -> float:
+def _size(block: _TextBlock) -> float:
     return block.size
 
 
-def _write_markdown(blocks: Sequence[_Block]) -> str:
+def _write_markdown(blocks: Sequence[_TextBlock]) -> str:
     sizes = sorted({block.size for block in blocks if block.kind == "heading"}, reverse=True)
     level_by_size = {size: min(index, 6) for index, size in enumerate(sizes, start=1)}
     parts: list[str] = []
@@ -229,7 +229,7 @@ def _write_markdown(blocks: Sequence[_Block]) -> str:
     return "\n\n".join(parts)
 
 
-def _write_block(block: _Block, level_by_size: dict[float, int]) -> str:
+def _write_block(block: _TextBlock, level_by_size: dict[float, int]) -> str:
     if block.table is not None:
         header, *rows = block.table.rows
         cells = ["".join(f"<th>{escape(text)}</th>" for text in header)]
@@ -239,7 +239,7 @@ def _write_block(block: _Block, level_by_size: dict[float, int]) -> str:
     return f"<{tag}>{escape(block.text)}</{tag}>"
 
 
-def _write_list(items: Sequence[_Block]) -> str:
+def _write_list(items: Sequence[_TextBlock]) -> str:
     """Write list items, nested by where they begin."""
     html, lefts = "", list[float]()
     for item in items:
