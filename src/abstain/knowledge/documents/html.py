@@ -2,10 +2,12 @@
 
 Notes:
 
-* Scripts, styles, navigation, controls, hidden parts, and the page's own header and footer are removed. If there is
-  exactly one `<main>`, only its content counts.
+* Scripts, styles, controls and hidden parts are removed, and so is what frames a page: its header and footer,
+  navigation, breadcrumbs, table of contents, links to headings, author and "Edit this page". If there is exactly one
+  `<main>`, only its content counts.
 * A table becomes a grid in which every row can be read by itself: a cell that spans columns or rows is repeated in each
-  of them, and several header rows become one. A layout table (headings or tables inside, no `<th>`) is not a table.
+  of them, and several header rows become one. A layout table (headings or tables inside, no `<th>`) is not a table. A
+  table in a cell is written in one line, its rows apart.
 """
 
 from __future__ import annotations
@@ -24,8 +26,17 @@ from abstain.knowledge.documents.html_converter import INVISIBLE, Converter
 _WINDOWS_CHARSETS = frozenset(
     {"ascii", "us-ascii", "iso-8859-1", "iso8859-1", "latin-1", "latin1"}
 )  # browsers read these charsets as windows-1252
-_DROPPED = "script style noscript template nav svg iframe object canvas button input select textarea head [hidden]"
-_CHROME = "body > header, body > footer, [role=navigation], [role=banner], [role=contentinfo]"
+_DROPPED = "script style noscript template nav svg iframe object canvas button input select textarea head"
+_DROPPED_ROLES = {"navigation", "banner", "contentinfo", "search"}
+_DROPPED_IDS = {"breadcrumbs", "breadcrumb-section", "toc", "footer"}
+_DROPPED_CLASSES = (
+    {"breadcrumb", "breadcrumbs", "toc", "headerlink"}
+    | {"page-metadata", "toc-macro", "plugin_pagetree", "pageSectionHeader", "greybox"}  # Confluence
+    | {"md-skip", "md-content__button", "md-source-file"}  # MkDocs
+    | {"theme-doc-toc-mobile", "theme-doc-toc-desktop", "hash-link"}  # Docusaurus
+    | {"theme-doc-footer", "theme-edit-this-page", "theme-last-updated"}
+    | {"mw-editsection", "printfooter"}  # MediaWiki
+)
 _BLOCKS = (
     "address article aside center details div fieldset figcaption figure footer form header hgroup legend main "
     "section summary"
@@ -47,14 +58,21 @@ def parse_html(content: bytes) -> tuple[dict[str, Any], str]:
         AbstainError: The page is not text in its charset, or its fields contradict each other.
     """
     soup = BeautifulSoup(_decode(content).replace("\r\n", "\n").replace("\r", "\n"), "lxml")
-    try:
-        return _read_fields(soup), _to_markdown(soup)
-    except RecursionError:
-        raise AbstainError(Code.TOO_LARGE, "its tags are nested too deeply: simplify the page") from None
+    return _read_fields(soup), _to_markdown(soup)
 
 
 def html_to_markdown(text: str) -> str:
-    """Convert a piece of HTML to Markdown."""
+    """Convert a piece of HTML to Markdown.
+
+    Args:
+        text: The HTML.
+
+    Returns:
+        The Markdown.
+
+    Raises:
+        AbstainError: The tags are nested too deeply.
+    """
     return _to_markdown(BeautifulSoup(text, "lxml"))
 
 
@@ -84,13 +102,31 @@ def _to_markdown(soup: BeautifulSoup) -> str:
     for string in soup.find_all(string=lambda string: isinstance(string, PreformattedString)):
         string.extract()
     content = soup.body or soup
-    for tag in content.select(", ".join([*_DROPPED.split(), _CHROME])):
+    for tag in [*content.find_all(_DROPPED.split()), *content.find_all(_is_dropped)]:
         tag.decompose()
-    mains = content.find_all("main")
+    mains = [tag for tag in content.find_all(_is_main) if tag.find_parent(_is_main) is None]
     content = mains[0] if len(mains) == 1 else content
     _tidy(content)
-    markdown: str = Converter().process_tag(content, parent_tags=set())
+    try:
+        markdown: str = Converter().process_tag(content, parent_tags=set())
+    except RecursionError:
+        raise AbstainError(Code.TOO_LARGE, "its tags are nested too deeply: simplify the page") from None
     return "\n".join(line.rstrip() for line in markdown.strip().split("\n"))
+
+
+def _is_dropped(tag: Tag) -> bool:
+    attributes = tag.attrs
+    return (
+        "hidden" in attributes
+        or attributes.get("role") in _DROPPED_ROLES
+        or attributes.get("id") in _DROPPED_IDS
+        or not _DROPPED_CLASSES.isdisjoint(attributes.get("class", ()))
+        or (tag.name in ("header", "footer") and tag.parent is not None and tag.parent.name == "body")
+    )
+
+
+def _is_main(tag: Tag) -> bool:
+    return tag.name == "main" or tag.get("role") == "main"
 
 
 def _read_fields(soup: BeautifulSoup) -> dict[str, Any]:
@@ -123,8 +159,7 @@ def _tidy(content: Tag) -> None:
     for table in content.find_all("table"):
         parts = [tag for tag in table.find_all(_PARTS) if tag.find_parent("table") is table]
         is_layout = not any(tag.name == "th" for tag in parts) and table.find([*_HEADINGS, "table"])
-        # A cell or a heading is one line, in which there is no room for another table.
-        if is_layout or table.get("role") in ("presentation", "none") or table.find_parent(["table", *_HEADINGS]):
+        if is_layout or table.get("role") in ("presentation", "none") or table.find_parent(_HEADINGS):
             for tag in [table, *parts]:
                 tag.name = "div"
     for part in content.find_all(_PARTS):

@@ -4,7 +4,7 @@ Notes:
 
 * Emphasis, links and pictures are reduced to their text.
 * Text that would be markup at the beginning of a line of Markdown is escaped; nothing else is.
-* The text of a table cell or a heading is one line, as in markdownify.
+* The text of a table cell or a heading is one line, as in markdownify; so is a table in a cell.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from bs4.element import NavigableString, Tag
 from markdownify import ATX, MarkdownConverter, should_remove_whitespace_outside
 
-from abstain.knowledge.documents.html_tables import build_grid, write_grid
+from abstain.knowledge.documents.html_tables import build_grid, write_grid, write_line
 
 INVISIBLE = {0xA0: " ", 0xAD: None, 0x200B: None, 0xFEFF: None}
 """Characters that are removed or become a space, for `str.translate`."""
@@ -88,7 +88,10 @@ class Converter(MarkdownConverter):  # type: ignore[misc]
 
     def convert_table(self, el: Tag, text: str, parent_tags: set[str]) -> str:
         # The rest of `text` is in no cell: the caption, and text that strayed from a broken table.
-        return "\n\n".join(["", *filter(None, [text.strip(), write_grid(build_grid(el, self._cells))]), ""])
+        grid = build_grid(el, self._cells)
+        if "_inline" in parent_tags:
+            return " ".join(["", *filter(None, [text.strip(), write_line(grid)]), ""])
+        return "\n\n".join(["", *filter(None, [text.strip(), write_grid(grid)]), ""])
 
 
 def _get_first_number(ordered: Tag) -> int:

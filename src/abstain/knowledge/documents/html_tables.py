@@ -1,4 +1,4 @@
-"""Convert an HTML table to a grid of texts, header first, and the grid to a Markdown table."""
+"""Convert an HTML table to a grid of texts, header first, and the grid to a Markdown table or to one line."""
 
 from __future__ import annotations
 
@@ -54,6 +54,16 @@ def write_grid(grid: Sequence[Sequence[str]]) -> str:
         return ""
     lines = ["| " + " | ".join(text.replace("|", "\\|") for text in row) + " |" for row in grid]
     return "\n".join([lines[0], "|" + " --- |" * len(grid[0]), *lines[1:]])
+
+
+def write_line(grid: Sequence[Sequence[str]]) -> str:
+    """Return `grid` in one line, each text behind its header: "Type: Main, Euro: 90; Type: Second, Euro: 12"."""
+    header, *rows = grid or [[]]
+    lines = [
+        ", ".join(f"{name}: {text}" if name else text for name, text in zip(header, row, strict=True) if text)
+        for row in rows
+    ]
+    return "; ".join(lines or [", ".join(filter(None, header))])
 
 
 def _span(cell: Tag, name: str, max_span: int) -> int:

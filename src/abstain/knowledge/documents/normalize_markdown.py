@@ -1,102 +1,78 @@
-"""Make all tables and lists of Markdown plain: raw HTML is converted, and block quotes are opened.
+"""Make all tables and lists of Markdown plain, so that each can be cut between rows and items.
 
 Notes:
 
-* Raw HTML that holds a table or a list is converted like a page. It reaches to the end tag, over blank lines, which
-  would end it in Markdown; without an end tag it is the one block that Markdown parses.
-* A block quote that holds a table or a list loses its `>`; one with only text keeps it.
+* Raw HTML that holds a table or a list, and a block quote that does, are rendered and converted like an HTML page,
+  with all that stands between the first and the last of them in a section: tags may be closed many blocks later.
 * Everything else stays unchanged: a chunk's id depends on its content.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import pairwise
 
+from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
 from abstain.knowledge.documents.html import html_to_markdown
-from abstain.knowledge.documents.sections import parse_blocks
 
-_TAG = re.compile(r"<(/?)(?:table|ul|ol|dl)(?=[\s/>]|\Z)", re.IGNORECASE)
-_COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.DOTALL)
-_CODE = re.compile(r"(?<!`)(`++).*?(?<!`)\1(?!`)", re.DOTALL)
-_LITERAL = re.compile(r"\s*<(?:pre|script|style|textarea)\b", re.IGNORECASE)
-_STRUCTURE = frozenset({"table_open", "bullet_list_open", "ordered_list_open"})
-_QUOTE = re.compile(r"^ {0,3}> ?")
-_QUOTE_TAB = re.compile(r"^( {0,3}>)\t")  # a tab after the mark: three columns, of which one is the mark's
+_CANDIDATE = re.compile(r"^[ \t]*>|<(?:table|ul|ol|dl)\b", re.IGNORECASE | re.MULTILINE)
+_TAG = re.compile(r"</?(?:table|ul|ol|dl)(?=[\s/>]|\Z)", re.IGNORECASE)
+_LITERAL = re.compile(r"<!--.*?(?:-->|\Z)|<(pre|script|style|textarea)\b.*?(?:</\1|\Z)", re.IGNORECASE | re.DOTALL)
+_STRUCTURES = ("table_open", "bullet_list_open", "ordered_list_open")
+_PARSER = MarkdownIt("commonmark", {"maxNesting": 1_000}).enable("table")  # by default it omits what is deeper than 20
 
 
 def normalize_markdown(body: str) -> str:
-    """Return `body` with raw HTML tables and lists as Markdown, and those in block quotes without the quote's marks."""
-    lines, tokens = parse_blocks(body)
-    blocks = [index for index, token in enumerate(tokens) if not token.level and token.map and token.nesting >= 0]
-    sources = [_get_markup(lines, tokens[index]) for index in blocks]
-    ends = _find_ends([sum(-1 if tag[1] else 1 for tag in _TAG.finditer(source)) for source in sources])
-    out: list[str] = []
-    n_done = 0  # lines that stand in `out`, as they were or replaced
-    for i, index in enumerate(blocks):
-        start, end = tokens[index].map or [0, 0]
-        if start < n_done:
-            continue
-        replacement = None
-        if tokens[index].type == "blockquote_open":
-            if _holds_structure(tokens, index):
-                replacement = normalize_markdown("\n".join(_unquote(line) for line in lines[start:end]))
-        elif tokens[index].type in ("html_block", "paragraph_open") and (tag := _TAG.search(sources[i])):
-            last = ends[i]
-            if tokens[index].type == "html_block" or last is not None:
-                end = (tokens[blocks[last]].map or [0, 0])[1] if last is not None else end
-                offset = tag.start() if tokens[index].type == "paragraph_open" else 0
-                source = "\n".join(lines[start:end])
-                replacement = f"{source[:offset].rstrip()}\n\n{html_to_markdown(source[offset:])}"
-        if replacement is not None:
-            out += [*lines[n_done:start], "", replacement, ""]
+    """Write the tables and lists of raw HTML and of block quotes as plain Markdown.
+
+    Args:
+        body: The Markdown, with line feeds only.
+
+    Returns:
+        The Markdown with plain tables and lists.
+
+    Raises:
+        AbstainError: Quotes, brackets or tags are nested too deeply.
+    """
+    if not _CANDIDATE.search(body):
+        return body
+    try:
+        tokens = _PARSER.parse(body)
+    except RecursionError:
+        raise AbstainError(Code.TOO_LARGE, "its quotes or brackets are nested too deeply: simplify the page") from None
+    starts = [index for index, token in enumerate(tokens) if not token.level and token.nesting >= 0]
+    blocks = [tokens[start:end] for start, end in pairwise([*starts, len(tokens)])]
+    headings = [index for index, block in enumerate(blocks) if block[0].type == "heading_open"]
+    lines, out, n_done = body.split("\n"), list[str](), 0
+    for section in pairwise([0, *headings, len(blocks)]):
+        found = {index: names for index in range(*section) if (names := _find_structures(blocks[index]))}
+        # A lone opening tag in running text is a word about HTML.
+        if any(blocks[index][0].type != "paragraph_open" or "</" in names for index, names in found.items()):
+            first, last = min(found), max(found)
+            region = blocks[first : last + 1]
+            (start, _), (_, end) = region[0][0].map or (0, 0), region[-1][0].map or (0, 0)
+            out += [*lines[n_done:start], "", html_to_markdown(_render(region)), ""]
             n_done = end
-    return "\n".join([*out, *lines[n_done:]]) if n_done else body
+    return "\n".join([*out, *lines[n_done:]])
 
 
-def _get_markup(lines: Sequence[str], token: Token) -> str:
-    """Return the source of a block, at the same length, with everything blanked in which tags are no markup."""
-    source = "\n".join(lines[slice(*(token.map or [0, 0]))])
-    if token.type == "fence" or (token.type == "html_block" and _LITERAL.match(source)):
+def _find_structures(block: Sequence[Token]) -> str:
+    """Return the tags of raw tables and lists in a block that is no list or table itself, and what a quote holds."""
+    if block[0].type not in ("html_block", "paragraph_open", "blockquote_open"):
         return ""
-    source = _COMMENT.sub(_blank, source)
-    return source if token.type == "html_block" else _CODE.sub(_blank, source)
+    parts = [part for token in block for part in (token, *(token.children or ()))]
+    html = "".join(part.content for part in parts if part.type in ("html_block", "html_inline"))
+    return " ".join([*_TAG.findall(_LITERAL.sub("", html)), *(part.type for part in parts if part.type in _STRUCTURES)])
 
 
-def _blank(match: re.Match[str]) -> str:
-    return " " * len(match[0])
-
-
-def _find_ends(steps: Sequence[int]) -> list[int | None]:
-    """Return for each block the first block, from it on, by which all tags that were opened since are closed again."""
-    ends: list[int | None] = [None] * len(steps)
-    open_blocks: list[tuple[int, int]] = []  # the depths before blocks without an end yet, deeper and deeper
-    depth = 0
-    for index, step in enumerate(steps):
-        open_blocks.append((depth, index))
-        depth += step
-        while open_blocks and depth <= open_blocks[-1][0]:
-            ends[open_blocks.pop()[1]] = index
-    return ends
-
-
-def _holds_structure(tokens: Sequence[Token], quote: int) -> bool:
-    return any(
-        token.type in _STRUCTURE
-        or (token.type == "html_block" and not _LITERAL.match(token.content) and _TAG.search(token.content))
-        or (token.type == "inline" and _TAG.search(_CODE.sub(_blank, token.content)))
-        for token in _iter_inside(tokens, quote)
-    )
-
-
-def _iter_inside(tokens: Sequence[Token], opening: int) -> Iterator[Token]:
-    for index in range(opening + 1, len(tokens)):
-        if not tokens[index].level:
-            return
-        yield tokens[index]
-
-
-def _unquote(line: str) -> str:
-    return _QUOTE.sub("", _QUOTE_TAB.sub(r"\1   ", line))
+def _render(blocks: Sequence[Sequence[Token]]) -> str:
+    tokens = [token for block in blocks for token in block if not token.type.startswith("blockquote_")]
+    for token in tokens:
+        if token.type == "code_block" and token.content.lstrip().startswith("<"):
+            token.type = "html_block"  # part of a table, indented after a blank line
+    return str(_PARSER.renderer.render(tokens, _PARSER.options, {}))
