@@ -3,7 +3,8 @@
 Notes:
 
 * A line in larger type than most text is a heading, and so is a short bold one by itself.
-* Lines that stand at the same place on most pages, digits aside, are running heads or feet, and left out.
+* Lines that stand at the same place on most pages, digits aside, are running heads or feet, and left out; so is
+  small type at the edge of a page.
 * Tables are found by their ruled lines, or by three or more lines whose parts begin at the same places.
 * Text in two columns is read down the left one, then down the right one, between the lines that span both.
 * `pdf_layout` finds the lines; this module decides what they are.
@@ -42,6 +43,8 @@ _PAGE_NUMBER = re.compile(r"(?:page|seite|p\.)?\s*[-–]?\s*\d+\s*[-–]?(?:\s*(
 _DATE = re.compile(r"D:(\d{4})(\d\d)(\d\d)(\d\d)?(\d\d)?(\d\d)?(?:Z|([+-]\d\d)'?(\d\d)?)?")
 _NO_TITLE = re.compile(r"^(untitled|microsoft \w+ - .*|.*\.(docx?|pdf|indd))$", re.IGNORECASE)
 _MARGIN = 0.1  # of a page's height, in which running heads and feet stand
+_EDGE = 0.06  # of a page's height, in which there is no other small type, such as a footnote's
+_SMALL_TYPE = 0.8  # of the size of most text
 
 
 @dataclass
@@ -82,11 +85,12 @@ def parse_pdf(content: bytes) -> tuple[dict[str, Any], str]:
         if "Password" not in repr(error):
             problem = f"cannot be read: {' '.join(str(error).split()) or 'damaged'}: save it again"
         raise AbstainError(Code.WRONG_FORMAT, problem) from None
-    pages = _drop_running_lines(pages, heights)
+    body_size = _find_body_size(pages)
+    pages = _drop_running_lines(pages, heights, body_size)
     if not any(pages):
         problem = "has no text, as a scan has none: read it by another converter first (docs/knowledge.md)"
         raise AbstainError(Code.WRONG_FORMAT, problem)
-    blocks = _join_sentences(_find_blocks(pages))
+    blocks = _join_sentences(_find_blocks(pages, body_size))
     largest = max((block for block in blocks if block.kind == "heading" and block.page == 1), key=_size, default=None)
     if "title" not in fields and largest is not None:
         fields["title"] = largest.text
@@ -106,39 +110,47 @@ def _read_properties(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def _drop_running_lines(
-    pages: Sequence[list[Line | PageTable]], heights: Sequence[float]
+    pages: Sequence[list[Line | PageTable]], heights: Sequence[float], body_size: float
 ) -> list[list[Line | PageTable]]:
-    """Return the pages without page numbers, and without lines at the same place in the margin of most pages."""
+    """Return the pages without page numbers, and without running heads and feet.
+
+    These are lines at the same place in the margin of most pages, and lines of small type at the very edge.
+    """
 
     def make_key(line: Line) -> tuple[int, str]:
         return round(line.top / 3), re.sub(r"\d+", "0", line.text)
 
-    def is_marginal(line: Line, height: float) -> bool:
-        return line.top < _MARGIN * height or line.bottom > (1 - _MARGIN) * height
+    def is_within(line: Line, height: float, margin: float) -> bool:
+        return line.top < margin * height or line.bottom > (1 - margin) * height
 
     counts = Counter(
         key
         for page, height in zip(pages, heights, strict=True)
-        for key in {make_key(line) for line in page if isinstance(line, Line) and is_marginal(line, height)}
+        for key in {make_key(line) for line in page if isinstance(line, Line) and is_within(line, height, _MARGIN)}
     )
-    limit = max(2, 0.6 * len(pages))
+
+    def is_running(line: Line, height: float) -> bool:
+        if is_within(line, height, _EDGE) and line.size < _SMALL_TYPE * body_size:
+            return True
+        is_repeated = counts[make_key(line)] >= max(2, 0.6 * len(pages))
+        return is_within(line, height, _MARGIN) and (is_repeated or bool(_PAGE_NUMBER.fullmatch(line.text.strip())))
+
     return [
-        [
-            line
-            for line in page
-            if isinstance(line, PageTable)
-            or not is_marginal(line, height)
-            or not (counts[make_key(line)] >= limit or _PAGE_NUMBER.fullmatch(line.text.strip()))
-        ]
+        [line for line in page if isinstance(line, PageTable) or not is_running(line, height)]
         for page, height in zip(pages, heights, strict=True)
     ]
 
 
-def _find_blocks(pages: Sequence[Sequence[Line | PageTable]]) -> list[_TextBlock]:
+def _find_body_size(pages: Iterable[Iterable[Line | PageTable]]) -> float:
+    """Return the size of most text."""
     characters = Counter[float]()
-    for text_line in (line for page in pages for line in page if isinstance(line, Line)):
-        characters[text_line.size] += len(text_line.text)
-    body_size = characters.most_common(1)[0][0] if characters else 0.0
+    for line in (line for page in pages for line in page):
+        if isinstance(line, Line):
+            characters[line.size] += len(line.text)
+    return characters.most_common(1)[0][0] if characters else 0.0
+
+
+def _find_blocks(pages: Sequence[Sequence[Line | PageTable]], body_size: float) -> list[_TextBlock]:
     blocks: list[_TextBlock] = []
     for number, page in enumerate(pages, start=1):
         previous: Line | None = None
