@@ -94,7 +94,8 @@ def test_html_to_markdown_converts_each_element(body: str, expected: str) -> Non
         ("<tr><th>a<th>b<tr><td colspan=0 rowspan=-1>c<td colspan=x rowspan='9999999999'>d", [["a", "b"], ["c", "d"]]),
         ("<tr><th>a<th>b<tr><td rowspan=99>c<td>d<tr><td>e", [["a", "b"], ["c", "d"], ["c", "e"]]),
         ("<tr><th>a<tr><tr><td><tr><td>b", [["a"], ["b"]]),  # empty rows say nothing
-        ("<tr><th>a<tr><td><p>x<p>y<ul><li>1<li>2</ul><br>z", [["a"], ["x y - 1 - 2 z"]]),
+        ("<tr><th>a<tr><td><p>x<p>y<ul><li>1<li>2</ul><br>z", [["a"], ["x y • 1 • 2 z"]]),
+        ("<tr><th>a<tr><td>x<ol><li>1<ul><li>2</ul></ol><dl><dt>y<dd>3", [["a"], ["x 1. 1 • 2 • y: 3"]]),
         ("<tr><th>a<tr><td><table><tr><td>1<td>2<tr><td>3</table>", [["a"], ["1, 2; 3"]]),
         ("<tr><th>a<th>a<tr><td>1<td>2", [["a", "a"], ["1", "2"]]),
         ("<tr><th colspan=2>a<th colspan=2>b<tr><td colspan=2>1<td colspan=2>2", [["a", "b"], ["1", "2"]]),

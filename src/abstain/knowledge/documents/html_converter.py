@@ -63,7 +63,7 @@ class Converter(MarkdownConverter):  # type: ignore[misc]
         return f"\n\n{fence}\n{text}\n{fence}\n\n" if text.strip() else ""
 
     def convert_li(self, el: Tag, text: str, parent_tags: set[str]) -> str:
-        text, marker = text.strip(), "- "
+        text, marker = text.strip(), _get_bullet(parent_tags)
         if not text:
             return ""
         if el.parent is not None and el.parent.name == "ol":
@@ -75,7 +75,7 @@ class Converter(MarkdownConverter):  # type: ignore[misc]
         return marker + re.sub(r"\n(?!\n|$)", indent, text) + "\n"
 
     def convert_dt(self, el: Tag, text: str, parent_tags: set[str]) -> str:
-        return f"\n- {' '.join(text.split())}:"
+        return f"\n{_get_bullet(parent_tags)}{' '.join(text.split())}:"
 
     def convert_dd(self, el: Tag, text: str, parent_tags: set[str]) -> str:
         return f" {' '.join(text.split())}"
@@ -92,6 +92,11 @@ class Converter(MarkdownConverter):  # type: ignore[misc]
         if "_inline" in parent_tags:
             return " ".join(["", *filter(None, [text.strip(), write_line(grid)]), ""])
         return "\n\n".join(["", *filter(None, [text.strip(), write_grid(grid)]), ""])
+
+
+def _get_bullet(parent_tags: set[str]) -> str:
+    """Return the mark of a list item; in the one line of a cell, "- 0.5 %" would read as a number below zero."""
+    return "• " if "_inline" in parent_tags else "- "
 
 
 def _get_first_number(ordered: Tag) -> int:

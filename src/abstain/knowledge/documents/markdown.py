@@ -1,4 +1,4 @@
-"""Parse a Markdown file: metadata, and text in which raw HTML and quoted tables have become plain Markdown."""
+"""Parse a Markdown file: metadata, and text in which raw HTML, quoted tables and extensions became plain Markdown."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.knowledge.documents.front_matter import split_front_matter
+from abstain.knowledge.documents.markdown_extensions import remove_extensions
 from abstain.knowledge.documents.normalize_markdown import normalize_markdown
 from abstain.knowledge.documents.sections import PAGE_MARKER
 
@@ -31,4 +32,5 @@ def parse_markdown(content: bytes) -> tuple[dict[str, Any], str]:
         charset = encoding.removesuffix("-sig").upper()
         raise AbstainError(Code.INVALID_ROW, f"not valid {charset} ({where}): save it as UTF-8") from None
     fields, body = split_front_matter(text.replace("\r\n", "\n").replace("\r", "\n"))
-    return fields, normalize_markdown(PAGE_MARKER.sub("", body))  # only a format with pages may have its marks
+    body = PAGE_MARKER.sub("", remove_extensions(body))  # only a format with pages may have its marks
+    return fields, normalize_markdown(body)

@@ -50,10 +50,10 @@ def normalize_markdown(body: str) -> str:
     headings = [index for index, block in enumerate(blocks) if block[0].type == "heading_open"]
     lines, out, n_done = body.split("\n"), list[str](), 0
     for section in pairwise([0, *headings, len(blocks)]):
-        found = {index: names for index in range(*section) if (names := _find_structures(blocks[index]))}
+        structures = {index: names for index in range(*section) if (names := _find_structures(blocks[index]))}
         # A lone opening tag in running text is a word about HTML.
-        if any(blocks[index][0].type != "paragraph_open" or "</" in names for index, names in found.items()):
-            first, last = min(found), max(found)
+        if any(blocks[index][0].type != "paragraph_open" or "</" in names for index, names in structures.items()):
+            first, last = min(structures), max(structures)
             region = blocks[first : last + 1]
             (start, _), (_, end) = region[0][0].map or (0, 0), region[-1][0].map or (0, 0)
             out += [*lines[n_done:start], "", html_to_markdown(_render(region)), ""]
