@@ -38,7 +38,7 @@ def test_spreadsheet_sheets_are_sections_with_tables() -> None:
     fields, body = parse_spreadsheet(save(workbook))
     assert fields["title"] == "Gold Card" and datetime.fromisoformat(fields["updated_at"])
     table = "| Service | EU | Other |\n| --- | --- | --- |\n| Cash | 1.5 | 2 |"
-    since, rates = "| Since |\n| --- |\n| 2026-08-01 |", "| Rate | x |\n| --- | --- |"
+    since, rates = "- Since\n- 2026-08-01", "| Rate | x |\n| --- | --- |"
     assert body == f"## Fees\n\nFees of 2026\n\n{table}\n\n{since}\n\n## Rates\n\n{rates}"
 
 

@@ -145,8 +145,8 @@ def _find_body_size(pages: Iterable[Iterable[Line | PageTable]]) -> float:
     """Return the size of most text."""
     characters = Counter[float]()
     for line in (line for page in pages for line in page):
-        if isinstance(line, Line):
-            characters[line.size] += len(line.text)
+        texts = (line.text,) if isinstance(line, Line) else (text for row in line.rows for text in row)
+        characters[line.size] += sum(map(len, texts))
     return characters.most_common(1)[0][0] if characters else 0.0
 
 

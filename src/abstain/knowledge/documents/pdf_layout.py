@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from statistics import median
+from statistics import median, median_low
 from typing import Any
 
 _COLUMN_GAP = 0.9  # a wider gap between words, in sizes of the type, divides a line into parts
@@ -30,10 +30,11 @@ class Line:
 
 @dataclass(frozen=True)
 class PageTable:
-    """A table: rows of equal length, header first."""
+    """A table: rows of equal length, header first; `size` is that of most of its words."""
 
     rows: tuple[tuple[str, ...], ...]
     top: float
+    size: float
 
 
 _Row = list[Line]  # parts of text at the same height, from left to right
@@ -53,7 +54,9 @@ def read_page(page: Any) -> list[Line | PageTable]:
     for table in page.find_tables() if len(page.rects) + len(page.lines) >= 2 else ():
         texts = _fill_merged(table.extract())
         if len(texts) > 1 and len(texts[0]) > 1:
-            tables.append(PageTable(texts, table.bbox[1]))
+            inside = [word for word in words if _is_inside(word, table.bbox)]
+            size = median_low([round(word["size"], 1) for word in inside] or [0.0])
+            tables.append(PageTable(texts, table.bbox[1], size))
             words = [word for word in words if not _is_inside(word, table.bbox)]
     rows = _mark_items(_split_rows(words), [*page.curves, *page.rects])
     out: list[Line | PageTable] = []
@@ -171,7 +174,7 @@ def _order_rows(rows: Sequence[_Row]) -> Iterator[Line | PageTable]:
             end += 1
         if end - position >= _MIN_TABLE_LINES:
             texts = tuple(tuple(part.text for part in row) for row in rows[position:end])
-            yield PageTable(texts, rows[position][0].top)
+            yield PageTable(texts, rows[position][0].top, rows[position][0].size)
         else:
             for row in rows[position:end]:
                 yield row[0] if len(row) == 1 else _merge(row)

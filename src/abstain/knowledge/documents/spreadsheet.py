@@ -53,7 +53,7 @@ def parse_spreadsheet(content: bytes) -> tuple[dict[str, Any], str]:
 
 
 def _iter_blocks(sheet: Worksheet) -> Iterator[str]:
-    """Yield the blocks of rows between empty ones: a single cell as a paragraph, others as tables."""
+    """Yield the blocks of rows between empty ones: a cell as a paragraph, a column as a list, others as tables."""
     texts = _read_texts(sheet)
     rows = sorted(texts)
     starts = [row for row in rows if row - 1 not in texts]
@@ -61,8 +61,11 @@ def _iter_blocks(sheet: Worksheet) -> Iterator[str]:
         block = [row for row in rows if start <= row < end]
         columns = sorted({column for row in block for column in texts[row]})
         grid = [[texts[row].get(column, "") for column in columns] for row in block]
-        if len(block) == 1 and len(set(grid[0])) == 1:
+        if len(set(grid[0])) == 1 and len(block) == 1:
             yield grid[0][0]
+            continue
+        if len(columns) == 1:
+            yield "\n".join(f"- {text}" for (text,) in grid)
             continue
         n_header_rows = min(_count_header_rows(sheet, start), len(block))
         header = [merge_texts(texts_above) for texts_above in zip(*grid[:n_header_rows], strict=True)]
