@@ -70,6 +70,7 @@ LAYOUT = "<table><tr><td>menu<td><h2>Fees</h2>none<table><tr><th>a<tr><td>1</tab
             "<details><summary>Fees</summary>none</details><address>a</address><figure>b<figcaption>c",
             "Fees\n\nnone\n\na\n\nb\n\nc",
         ),
+        ("<label>Home</label><label>Abroad</label>", "Home\n\nAbroad"),  # tabs
         ("<div>a<figure><img></figure> b<td>c</td>d</div>", "a b\n\nc\n\nd"),  # nothing joins two words
     ],
 )

@@ -38,8 +38,8 @@ _DROPPED_CLASSES = (
     | {"mw-editsection", "printfooter"}  # MediaWiki
 )
 _BLOCKS = (
-    "address article aside center details div fieldset figcaption figure footer form header hgroup legend main "
-    "section summary"
+    "address article aside center details div fieldset figcaption figure footer form header hgroup label legend "
+    "main section summary"
 )
 _HEADINGS = ["h1", "h2", "h3", "h4", "h5", "h6"]
 _PARTS = ["caption", "thead", "tbody", "tfoot", "tr", "th", "td"]
