@@ -228,8 +228,8 @@ def compare_formats(folder: Path) -> Iterator[str]:
         vectors = embeddings.embed([question.text for question in answered])
         hits = [retriever.index.search(vector, max(KS)) for vector in vectors]
         ranks = [
-            find_gold_rank((hit.chunk for hit in found), gold[question.question_id])
-            for question, found in zip(answered, hits, strict=True)
+            find_gold_rank((hit.chunk for hit in question_hits), gold[question.question_id])
+            for question, question_hits in zip(answered, hits, strict=True)
         ]
         recalls = " | ".join(f"{r.share:.3f} ({r.low:.3f} to {r.high:.3f})" for r in compute_recall(ranks))
         share = len(expected_paths & paths) / len(expected_paths)
