@@ -45,7 +45,7 @@ from benchmarks.sample.judge import is_answerable
 from benchmarks.sample.questions import SampleQuestion, build_questions
 
 WriteFolder = Callable[[Path, Sequence[Page]], None]
-EVERYONE = DocumentRules.model_validate({"folders": {".": {"entitlements": []}}})
+EVERYONE = DocumentRules.model_validate({"defaults": {".": {"entitlements": []}}})
 PAGES_OF_PDF = 10
 _RENDER = MarkdownIt("commonmark").enable("table").render
 

@@ -89,7 +89,7 @@ def _print_unreadable(chunks: Sequence[Chunk]) -> None:
         names = min(doc_ids) + ", ..." * (len(doc_ids) > 1)
         console.print(
             f"nobody can read {len(doc_ids):,} documents, because nothing says who may ({names}): add "
-            "`entitlements` to their front matter, or to `documents.folders` of their source in sources.yaml, and "
+            "`entitlements` to their front matter, or to `documents.defaults` of their source in sources.yaml, and "
             "ingest them again; `[]` is everyone",
             soft_wrap=True,
         )

@@ -440,7 +440,7 @@ def test_files_documents_get_what_their_folders_say(tmp_path: Path) -> None:
         "cards": {"product": "cards", "entitlements": ["staff"]},
         "cards/gold/": {"entitlements": ["premium"]},
     }
-    rows, _ = read(tmp_path, documents=DocumentRules.model_validate({"folders": folders}))
+    rows, _ = read(tmp_path, documents=DocumentRules.model_validate({"defaults": folders}))
     documents = [found.document for found in rows if found.document]
     assert [(document.doc_id, document.product, document.entitlements) for document in documents] == [
         ("a", None, ()),
@@ -454,7 +454,7 @@ def test_files_documents_are_read_again_when_their_rules_change(tmp_path: Path) 
     write_documents(tmp_path, ["a.md"])
     _, reading = read(tmp_path)
     assert read(tmp_path, reading.outcome.state)[0] == []
-    rules = DocumentRules.model_validate({"folders": {".": {"entitlements": []}}})
+    rules = DocumentRules.model_validate({"defaults": {".": {"entitlements": []}}})
     (found,), again = read(tmp_path, reading.outcome.state, documents=rules)
     assert found.document and found.document.entitlements == () and not again.outcome.notes
     assert read(tmp_path, again.outcome.state, documents=rules)[0] == []

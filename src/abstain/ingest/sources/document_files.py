@@ -41,17 +41,17 @@ class DocumentRules(FrozenModel):
     """How the documents of a source get their fields.
 
     Attributes:
-        names: Field of a document -> the name that its files use for it; a dot enters, as in `last_update.date`.
-        folders: Folder below the source, `.` for all -> its defaults; those of a deeper folder come first.
+        fields: Field of a document -> the name that its files use for it; a dot enters, as in `last_update.date`.
+        defaults: Folder below the source, `.` for all -> its defaults; those of a deeper folder come first.
     """
 
-    names: Mapping[FieldName, str] = {}
-    folders: Mapping[str, FolderDefaults] = {}
+    fields: Mapping[FieldName, str] = {}
+    defaults: Mapping[str, FolderDefaults] = {}
 
-    @field_validator("folders")
+    @field_validator("defaults")
     @classmethod
-    def _normalize_folders(cls, folders: Mapping[str, FolderDefaults]) -> Mapping[str, FolderDefaults]:
-        return {folder.strip("/").removeprefix("./"): defaults for folder, defaults in folders.items()}
+    def _normalize_folders(cls, defaults: Mapping[str, FolderDefaults]) -> Mapping[str, FolderDefaults]:
+        return {folder.strip("/").removeprefix("./"): values for folder, values in defaults.items()}
 
     @property
     def digest(self) -> str:
@@ -62,11 +62,11 @@ class DocumentRules(FrozenModel):
     def make_origin(self, name: str, updated_at: datetime | None) -> FileOrigin:
         """Return what the rules say of the file with this path, which was changed last at `updated_at`."""
         product, entitlements = None, None
-        for folder, defaults in sorted(self.folders.items(), key=lambda item: len(item[0])):
+        for folder, defaults in sorted(self.defaults.items(), key=lambda item: len(item[0])):
             if folder == "." or name.startswith(f"{folder}/"):
                 product = product if defaults.product is None else defaults.product
                 entitlements = entitlements if defaults.entitlements is None else defaults.entitlements
-        return FileOrigin(name, updated_at, product, entitlements, self.names)
+        return FileOrigin(name, updated_at, product, entitlements, self.fields)
 
 
 class DocumentFiles:
@@ -119,7 +119,7 @@ class DocumentFiles:
             yield (
                 f"nobody may read {len(self._unreadable_by_anyone):,} documents, because nothing says who may "
                 f"({_join(self._unreadable_by_anyone)}): add "
-                "`entitlements` to their front matter, or to `documents.folders` of the source; `[]` is everyone"
+                "`entitlements` to their front matter, or to `documents.defaults` of the source; `[]` is everyone"
             )
         if self._unused_counts:
             counts = (f"{name} ({count:,})" for name, count in self._unused_counts.most_common())
