@@ -49,7 +49,8 @@ def parse_spreadsheet(content: bytes) -> tuple[dict[str, Any], str]:
     if len(sheets) > MAX_SHEETS:
         problem = f"it has {len(sheets):,} sheets, {MAX_SHEETS} allowed: divide it, or hide what is no document"
         raise AbstainError(Code.TOO_LARGE, problem)
-    return fields, "\n\n".join("\n\n".join([f"## {sheet.title}", *_iter_blocks(sheet)]) for sheet in sheets)
+    sections = ((sheet.title, list(_iter_blocks(sheet))) for sheet in sheets)
+    return fields, "\n\n".join("\n\n".join([f"## {title}", *blocks]) for title, blocks in sections if blocks)
 
 
 def _iter_blocks(sheet: Worksheet) -> Iterator[str]:
