@@ -1,10 +1,12 @@
 import re
+import sys
 from datetime import date
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from abstain.core.codes import Code
 from abstain.core.contracts import NOBODY, Document
 from abstain.core.errors import AbstainError
 from abstain.data.store.dataset import explain_invalid_file_name
@@ -236,3 +238,13 @@ def test_parse_document_any_bytes_are_a_document_or_one_line(content: bytes, nam
         assert parse(before + content, name).doc_id == "gold"
     except AbstainError as error:
         assert re.match(rf"{name}: [^\n]+\Z", str(error))
+
+
+@pytest.mark.parametrize(("name", "package"), [("a.docx", "mammoth"), ("a.pdf", "pdfplumber")])
+def test_get_parser_names_the_extra_that_is_missing(monkeypatch: pytest.MonkeyPatch, name: str, package: str) -> None:
+    module = {".docx": "word", ".pdf": "pdf"}[name[1:]]
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, f"abstain.knowledge.documents.{module}", raising=False)
+    with pytest.raises(AbstainError, match=r"abstain\[documents\]") as missing:
+        get_parser(name)
+    assert missing.value.code is Code.NO_PACKAGE
