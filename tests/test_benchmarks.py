@@ -71,9 +71,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> Callab
     (project.home / "models").symlink_to(MODELS)
 
     def run_module(*command: str) -> str:
-        done = project.command(["env", "ABSTAIN_DEVICE=cpu", "python", "-m", *command])
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        return project.run("env", "ABSTAIN_DEVICE=cpu", "python", "-m", *command)
 
     return run_module
 

@@ -49,9 +49,8 @@ def test_ensure_origin_requires_committed_inputs(tmp_path: Path, monkeypatch: py
     assert ensure_origin(tmp_path, load_settings()) == str(tmp_path / "home" / "origin.git")
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "mine.py").touch()
-    with pytest.raises(AbstainError, match="src/") as error:
+    with pytest.raises(AbstainError, match="src/", check=lambda error: error.code is Code.NO_CHECKOUT):
         ensure_origin(tmp_path, load_settings())
-    assert error.value.code is Code.NO_CHECKOUT
 
 
 class Result(NamedTuple):
@@ -226,6 +225,5 @@ def test_ingest_replace_needs_files_and_a_reason(files: list[str] | None, reason
 
 
 def test_ingest_rejects_names_of_review_queues() -> None:
-    with pytest.raises(AbstainError, match=r"^review-queue[^?]*:") as error:
+    with pytest.raises(AbstainError, match=r"^review-queue[^?]*:", check=lambda error: error.code is Code.USAGE):
         cli.ingest(["a.jsonl", "https://host/review-queue.csv?sig=secret"])
-    assert error.value.code is Code.USAGE

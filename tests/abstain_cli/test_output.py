@@ -23,7 +23,7 @@ from abstain_cli.terminal import Terminal
 from abstain_tasks.monitoring.monitor import MonitoringResult
 from abstain_tasks.runs.progress import notify_observers
 from tests.checkout import ROOT
-from tests.core.test_text import ATTACKS
+from tests.core.test_message_text import ATTACKS
 from tests.data.decision_log.builders import decision, interaction, make_window_statistics, open_log, record, url_of
 from tests.reports.builders import make_holdout_metrics
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import yaml
 
 from abstain.data.labels.training_table import read_training_table
 from abstain.data.store.dataset import DataStore
+from benchmarks import history
 from tests.checkout import shipped_params
 from tests.conftest import ROOT, Project, copy_of, new_project, read_json
 from tests.llm.builders import save_speaking_model
@@ -44,10 +46,9 @@ def test_demo_prints_promoted_version_and_metrics(trained: tuple[Project, str]) 
 
 def test_demo_second_run_is_cached_leaves_project_unchanged(shipped: Project, project: Project) -> None:
     before = project.git("rev-parse", "origin/main", cwd=project.workspace)
-    again = shipped.abstain("demo")
-    assert again.returncode == 0, again.stdout + again.stderr
-    assert f"none: all {len(STAGES)} are cached, nothing changed" in again.stdout
-    assert "probe v1.0.0 (unchanged)" in again.stdout
+    again = shipped.run("abstain", "demo")
+    assert f"none: all {len(STAGES)} are cached, nothing changed" in again
+    assert "probe v1.0.0 (unchanged)" in again
     assert project.git("rev-parse", "origin/main", cwd=project.workspace) == before
     for one in (shipped, project):
         assert one.git("status", "--porcelain") == ""
@@ -76,8 +77,7 @@ def test_gto_and_dvc_read_version(project: Project, tmp_path: Path) -> None:
     assert "v1.0.0" in shown.stdout, shown.stderr
     file = tmp_path / "p.onnx"
     options = ["probe", "--rev", "v1.0.0", "-o", str(file)]
-    got = project.command(["dvc", "artifacts", "get", str(project.workspace), *options])
-    assert got.returncode == 0, got.stderr
+    project.run("dvc", "artifacts", "get", str(project.workspace), *options)
     assert hashlib.sha256(file.read_bytes()).hexdigest() == read_production(project)["sha256"]
 
 
@@ -86,9 +86,7 @@ def test_score_flags_equal_score_file(project: Project, tmp_path: Path) -> None:
     rows = [json.loads(line) for line in part.open()][:30]
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    scored = project.abstain("score", str(file))
-    assert scored.returncode == 0, scored.stderr
-    decisions = [json.loads(line) for line in scored.stdout.splitlines()]
+    decisions = [json.loads(line) for line in project.run("abstain", "score", str(file)).splitlines()]
     assert [v["interaction_id"] for v in decisions] == [row["interaction_id"] for row in rows]
     assert all((v["confidence"] >= v["threshold"]) == (v["decision"] == "show") for v in decisions)
     assert len({round(v["confidence"], 3) for v in decisions}) > 10
@@ -111,13 +109,12 @@ def test_plan_and_status_of_other_machine_after_demo(project: Project, tmp_path:
 
 
 def test_latency_benchmark_lists_scorers(project: Project) -> None:
-    done = project.command(["python", "-m", "benchmarks.latency", "--answers", "1"])
-    assert done.returncode == 0, done.stderr
-    rows = dict(re.findall(r"│ (\S.*?) +│ +([\d,]+) │ +\2 │", done.stdout))
+    printed = project.run("python", "-m", "benchmarks.latency", "--answers", "1")
+    rows = dict(re.findall(r"│ (\S.*?) +│ +([\d,]+) │ +\2 │", printed))
     places = {"probe: layer 4, residual, all chunks", "probe: layer 2, mlp, all chunks"}
     assert {*places, "fusion"} <= set(rows)
-    assert "longest" in done.stdout and "0" not in rows.values()
-    assert "skipped: entailment: A601: no model: set scorers.entailment_model in params.yaml" in done.stdout
+    assert "longest" in printed and "0" not in rows.values()
+    assert "skipped: entailment: A601: no model: set scorers.entailment_model in params.yaml" in printed
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +126,8 @@ def rejected(
     project.edit_params("  export: linear", "  export: attention")
     project.edit_params("on_infeasible: fail", "on_infeasible: heuristic")
     project.edit_params("  layers: [2] ", "  layers: [] ")
+    project.edit_params("  sites: [residual, mlp]", "  sites: []")
+    project.edit_params("architectures: [linear, attention]", "architectures: [attention]")
     project.edit_params('holdout_frozen_at: "2026-11-01', 'holdout_frozen_at: "2026-11-10')
     done = project.abstain("retrain")
     return project, done.stdout + done.stderr
@@ -152,16 +151,14 @@ def test_promote_on_a_new_holdout_and_rollback(rejected: tuple[Project, str]) ->
     checks = {check["name"]: check["passed"] for check in approval["checks"]}
     assert checks["same hold-out"] and checks["better than champion v1.0.0"] and "newest split" in checks
 
-    back = project.abstain("rollback", "--reason", "complaints")
-    assert back.returncode == 0 and "probe v1.0.0" in back.stdout, back.stderr
+    assert "probe v1.0.0" in project.run("abstain", "rollback", "--reason", "complaints")
     assert read_production(project)["version"] == "v1.0.0"
 
 
 def plan(project: Project) -> dict[str, list[str]]:
     """What the plan says of each stage: runs or cached, why, tokens."""
-    done = project.abstain("plan")
-    assert done.returncode == 0, done.stderr
-    return {line.split()[0]: re.split(r"\s{2,}", line)[1:] for line in done.stdout.splitlines()}
+    lines = project.run("abstain", "plan").splitlines()
+    return {line.split()[0]: re.split(r"\s{2,}", line)[1:] for line in lines}
 
 
 def test_plan_other_model_reads_all_other_labels_nothing(trained: tuple[Project, str], tmp_path: Path) -> None:
@@ -189,8 +186,7 @@ def test_plan_other_model_reads_all_other_labels_nothing(trained: tuple[Project,
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Project:
     project = new_project(tmp_path_factory.mktemp("shipped"))
-    done = project.abstain("demo")
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    project.run("abstain", "demo")
     return project.demo
 
 
@@ -218,3 +214,74 @@ def test_readme_has_metrics_of_demo(whole: Project) -> None:
     written = re.search(r"\| `probe`[^|]* \| \*?\*?(0\.\d{3})", (ROOT / "README.md").read_text())
     assert written is not None, "the README's leaderboard has no row for the probe"
     assert abs(float(written[1]) - metrics["scorers"]["probe"]["auroc"]) < 0.03
+
+
+NIGHTS = """
+from datetime import UTC, datetime, timedelta
+from benchmarks.simulated_history import simulate
+from abstain_tasks.runs.workspace import open_workspace
+with open_workspace() as workspace:
+    simulate(workspace, nights=6, versions=3, rejected=2, until=datetime.now(UTC) - timedelta(days=200))
+"""
+OPEN = """
+from abstain_tasks.release.version_source import OriginVersionSource
+releases = OriginVersionSource()
+print(releases.fetch_bundle(releases.get_production()).name)
+"""
+
+
+@pytest.fixture
+def aged(trained: tuple[Project, str], prefect_server: str, tmp_path: Path) -> Project:
+    """A copy of the demo's project with a DVC cache and remote of its own, after six nights and three versions."""
+    copy = replace(copy_of(trained[0], tmp_path / "copy"), server=prefect_server)
+    for name in ("dvc-cache", "dvc-remote"):
+        (copy.home / name).unlink()
+        shutil.copytree(trained[0].home / name, copy.home / name)
+    (copy.home / "features").unlink()  # `abstain cache prune` has tests of its own; which are needed, torch has to say
+    copy.run("python", "-c", NIGHTS)
+    return copy
+
+
+def list_objects(folder: Path) -> set[str]:
+    files = (folder / "files" / "md5").glob("*/*")
+    return {f"{file.parent.name}{file.name}" for file in files}
+
+
+def hash_output(night: int) -> str:
+    return hashlib.md5(json.dumps({"night": night}).encode()).hexdigest()
+
+
+def test_retention_keeps_live_and_tagged_and_restores(aged: Project, tmp_path: Path) -> None:
+    before = list_objects(aged.home / "dvc-remote")
+    assert {hash_output(0), hash_output(5)} <= before
+    output = aged.run("abstain", "retention", "--apply")
+    after = list_objects(aged.home / "dvc-remote")
+    assert "deleted" in output and hash_output(0) not in after, "only a commit of 205 days ago names it"
+    assert hash_output(5) in after, "a tag names it"
+    shutil.rmtree(aged.home / "dvc-cache")
+    assert aged.run("python", "-c", OPEN).split() == ["v1.2.0"]
+    assert "in production: probe v1.1.0" in aged.run("abstain", "rollback", "--reason", "a test")
+
+    elsewhere = replace(aged, root=tmp_path / "new" / "checkout", home=tmp_path / "new" / "home")
+    left_out = re.findall(r"--exclude=\./([\w-]+)", (ROOT / "docs" / "howto" / "backup.md").read_text())
+    assert "workspace" in left_out
+    shutil.copytree(aged.home, elsewhere.home, symlinks=True, ignore=shutil.ignore_patterns(*left_out))
+    aged.git("clone", "-q", str(elsewhere.home / "origin.git"), str(elsewhere.root))
+    assert elsewhere.run("abstain", "status") == aged.run("abstain", "status")
+    assert "features          cached" in elsewhere.run("abstain", "plan")
+
+
+@pytest.mark.soak(twin="test_retention_keeps_live_and_tagged_and_restores")
+def test_commands_after_year_of_nights_are_fast(
+    trained: tuple[Project, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = trained[0]
+    for name, value in project.environment.items():
+        monkeypatch.setenv(name, value)
+    found = {name: (few, many) for name, few, many in history.compare(project.root, dict(history.COMMANDS), rounds=3)}
+    assert {
+        name: many.median / few.median for name, (few, many) in found.items() if many.median > 1.5 * few.median
+    } == {}
+    assert found["retrain, nothing new"][1].median <= 20
+    differs = {name for name, (few, many) in found.items() if few.calls != many.calls}
+    assert differs <= {"erase-user"}, "which looks at every version"

@@ -240,8 +240,7 @@ def test_dask_runner_killed_worker(host: Host, tmp_path: Path) -> None:
 def pool(host: Host) -> Host:
     with suppress(OSError):  # another test has made it
         post(f"{host.project.server}/work_pools/", {"name": "gpu", "type": "process"})
-    deployed = host.project.command(["prefect", "--no-prompt", "deploy", "--name", "gpu"])
-    assert deployed.returncode == 0, deployed.stdout + deployed.stderr
+    host.project.run("prefect", "--no-prompt", "deploy", "--name", "gpu")
     return host
 
 

@@ -30,7 +30,7 @@ def project(prefect_server: str, tmp_path: Path) -> Project:
     made = replace(new_project(tmp_path), server=prefect_server)
     event = promotion(occurred_at=midnight() - timedelta(days=DAYS + 1))
     (made.root / "registry.json").write_text(Registry(history=(event,)).to_json())
-    assert made.command(["dvc", "cache", "dir", "--local", str(made.home / "dvc-cache")]).returncode == 0
+    made.run("dvc", "cache", "dir", "--local", str(made.home / "dvc-cache"))
     made.edit_params("  min_reviews: 50 ", "  min_reviews: 1000 ")  # two windows, of five days each
     made.git("tag", "probe@v1.0.0")
     return made
@@ -46,15 +46,13 @@ def run_monitor(project: Project, rewritten_from: int | None) -> tuple[str, Moni
     answers = traffic(start, DAYS + 1, rewritten_from=rewritten_from)
     write_log(url_of(project.home), [one for one in answers if one.decision.decided_at <= now])
     write_data(project.root / "data", [one for one in answers if one.decision.decided_at < midnight()])
-    added = project.command(["dvc", "add", "--quiet", "data"])
-    assert added.returncode == 0, added.stderr
+    project.run("dvc", "add", "--quiet", "data")
     project.git("commit", "-qam", "The reviews so far")
-    done = project.abstain("monitor")
-    assert done.returncode == 0, done.stdout + done.stderr
+    printed = project.run("abstain", "monitor")
     database = LogDatabase.open(url_of(project.home))
     windows = read_windows(database)
     database.close()
-    return done.stdout, windows[-1]
+    return printed, windows[-1]
 
 
 def newest_run(server: str) -> dict[str, Any]:
@@ -89,8 +87,7 @@ def test_monitor_rewritten_documents_raise_alarm_once(project: Project, prefect_
         assert alarm.code in output and alarm.action in output
         assert all(f"example {key}: " in output for key in alarm.examples)
 
-    again = project.abstain("monitor")
-    assert again.returncode == 0 and window.headline in again.stdout
+    assert window.headline in project.run("abstain", "monitor")
     assert len(read_payloads(prefect_server, ALARM)) == len(raised)  # the same alarm of the same window is told once
 
 

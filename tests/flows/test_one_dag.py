@@ -1,16 +1,22 @@
-"""`dvc repro` and the Prefect flow make the same lock, and a run may be killed anywhere."""
+"""`dvc repro` and the flow make the same lock; a run, an ingest or a correction may be killed anywhere."""
 
+import json
 import re
 import signal
+import sqlite3
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
 
 from abstain.config.settings import Settings
+from abstain.core.contracts import Interaction, Thumb
+from abstain.data.store.dataset import DataStore
 from abstain.llm.engine.loading import find_model, load_model
 from tests.conftest import MODELS, Project, read_lock
 from tests.tasks.runs.test_stopping import RETRAIN_DAG
@@ -29,7 +35,7 @@ def list_shards(project: Project) -> dict[Path, int]:
 
 
 def require_half_planned(project: Project) -> None:
-    plan = project.abstain("plan", "-v").stdout
+    plan = project.run("abstain", "plan", "-v")
     counts = re.search(
         r"need (\d+) results of the base model, (\d+) of which are not in the cache", " ".join(plan.split())
     )
@@ -54,10 +60,9 @@ def complete_after_kills(
             shards = list_shards(project)
             assert shards, "no shard was finished when it was killed"
             amid_features(project)
-    completed = project.command(["python", *command])
-    assert completed.returncode == 0, completed.stdout[-3000:] + completed.stderr
+    completed = project.run("python", *command)
     for stage in stages[:-1]:  # what had finished before a kill is not done again
-        assert re.search(rf"^{stage} +cached", completed.stdout, re.MULTILINE), (stage, completed.stdout)
+        assert re.search(rf"^{stage} +cached", completed, re.MULTILINE), (stage, completed)
     now = list_shards(project)
     assert all(now[file] == when for file, when in shards.items()), "a whole shard was computed again"
     assert not list((project.home / "features").rglob(".*")), "something half-written was left"
@@ -76,10 +81,8 @@ def repro_in_clone(project: Project, folder: Path, shared: tuple[str, ...]) -> d
     remote = laptop.command(["dvc", "config", "core.remote"]).stdout.strip()
     pushed_to = laptop.command(["dvc", "config", f"remote.{remote}.url"], cwd=project.workspace).stdout.strip()
     laptop.command(["dvc", "remote", "modify", "--local", remote, "url", pushed_to])
-    pulled = laptop.command(["dvc", "pull", "--quiet", "data.dvc"])
-    assert pulled.returncode == 0, pulled.stderr
-    repro = laptop.command(["dvc", "repro"])
-    assert repro.returncode == 0, repro.stdout[-2000:] + repro.stderr[-2000:]
+    laptop.run("dvc", "pull", "--quiet", "data.dvc")
+    laptop.run("dvc", "repro")
     return read_lock(laptop.root)
 
 
@@ -116,3 +119,200 @@ def test_retrain_killed_at_every_stage_same_lock(small_project: Project, tmp_pat
     small_project.edit_params(params["llm"]["model"], str(tmp_path / "model"))
     complete_after_kills(small_project, ["-m", "abstain_cli.app", "retrain"], EVERY_STAGE, require_half_planned)
     assert repro_in_clone(small_project, tmp_path, ("models",)) == read_lock(small_project.workspace)
+
+
+STEPS = ("move 3", "dvc add", "git commit", "dvc push", "git push", "end")
+"""Of "move 3", some of the batch's files are in data/, the others are not."""
+
+# The task without a server, which kills itself before the given step.
+INGEST = """
+import logging, os, signal, sys
+from pathlib import Path
+import abstain_tasks.data.ingest, abstain_tasks.runs.shell, abstain_tasks.runs.workspace
+from abstain.ingest.sources.config import load_sources
+from abstain.ingest.sources.files import make_explicit_sources
+from abstain.config.settings import load_settings
+
+abstain_tasks.data.ingest.publish_ingest = lambda *a, **k: None
+abstain_tasks.data.ingest.get_run_logger = logging.getLogger
+last, moved = sys.argv[1], 0
+
+def die_at(step):
+    if step == last:
+        print("killed before", step, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+run, replace = abstain_tasks.runs.shell.run, Path.replace
+
+def counted(command, *arguments, **more):
+    die_at(" ".join(command[:2]))
+    return run(command, *arguments, **more)
+
+def moving(self, target):
+    global moved
+    if "-" in self.parts[-3] and "data" in str(target):
+        moved += 1
+        die_at(f"move {moved}")
+    return replace(self, target)
+
+with abstain_tasks.runs.workspace.open_workspace() as workspace:
+    abstain_tasks.runs.shell.run = abstain_tasks.runs.workspace.run = counted
+    Path.replace = moving
+    if sys.argv[2:]:
+        options = {"sources": make_explicit_sources(sys.argv[2:]), "replace_reason": "a wrong export"}
+    else:
+        options = {"sources": load_sources(workspace.path / "sources.yaml", load_settings().home), "remember": True}
+    abstain_tasks.data.ingest.ingest_sources.fn(workspace, **options)
+    die_at("end")
+"""
+
+DATABASE = "sources: [{name: app, kind: sql}]\n"
+
+
+@pytest.fixture
+def project(small_project: Project) -> Project:
+    (small_project.root / "sources.yaml").write_text(DATABASE)
+    small_project.git("commit", "-qam", "Our database")
+    return small_project
+
+
+def write_row(project: Project, number: int) -> None:
+    with sqlite3.connect(project.home / "feedback.db") as database:
+        database.execute(
+            "CREATE TABLE IF NOT EXISTS interactions (interaction_id TEXT PRIMARY KEY, asked_at TEXT, question TEXT, "
+            "answer TEXT, contexts TEXT, model TEXT)"
+        )
+        database.execute(
+            "CREATE TABLE IF NOT EXISTS feedback (interaction_id TEXT PRIMARY KEY, given_at TEXT, thumb TEXT, user TEXT)"
+        )
+        moment = f"2026-11-10T12:{number:02d}:00Z"
+        database.execute(
+            "INSERT INTO interactions VALUES (?, ?, 'What?', 'That.', '[]', 'm@1')", (f"x-{number}", moment)
+        )
+        database.execute("INSERT INTO feedback VALUES (?, ?, 'up', 'u-1')", (f"x-{number}", moment))
+
+
+def list_ids(project: Project, contract: type[Interaction | Thumb]) -> list[str]:
+    ids = (row.interaction_id for row in DataStore(project.workspace / "data").iter_rows(contract))
+    return sorted(key for key in ids if key.startswith("x-"))
+
+
+def ingest_with_kills(project: Project, steps: Sequence[str]) -> dict[str, Any]:
+    """Ingest one more row for each step, killed there and again; return the state of the source."""
+    for number, step in enumerate(steps):
+        write_row(project, number)
+        killed = project.command(["python", "-c", INGEST, step])
+        assert killed.returncode != 0 and killed.stdout.endswith(f"killed before {step}\n"), killed.stderr
+        project.run("python", "-c", INGEST, "")
+        expected = sorted(f"x-{n}" for n in range(number + 1))
+        assert list_ids(project, Interaction) == list_ids(project, Thumb) == expected, step
+        assert not list(project.workspace.glob(".data-*")), "something half-written was left"
+    batches = [json.loads(line) for line in (project.workspace / "data" / "batches.jsonl").open()]
+    assert [batch["sources"] for batch in batches[1:]] == [["app"]] * len(steps), "a batch was recorded twice, or never"
+    state: dict[str, Any] = json.loads((project.workspace / "data" / "sources" / "app.json").read_text())
+    return state
+
+
+def test_ingest_killed_at_push_is_exactly_once(project: Project) -> None:
+    state = ingest_with_kills(project, ["git push"])
+    assert state["tables"].keys() == {"interactions", "feedback"}
+
+
+@pytest.mark.soak(twin="test_ingest_killed_at_push_is_exactly_once")
+def test_ingest_killed_at_every_step_is_exactly_once(project: Project) -> None:
+    ingest_with_kills(project, STEPS)
+
+
+def correct_with_kills(project: Project, folder: Path, steps: Sequence[str]) -> None:
+    """Correct a marked version's answer and thumb for each step, killed there and again."""
+    write_row(project, 0)
+    project.run("python", "-c", INGEST, "")
+    file = folder / "corrected.jsonl"
+    for number, step in enumerate(steps):
+        version = f"probe@v1.{number}.0"
+        project.git("tag", "--annotate", version, "-m", "t", cwd=project.workspace)
+        project.git("push", "-q", "origin", version, cwd=project.workspace)
+        head = project.git("ls-remote", "origin", "main", cwd=project.workspace)
+        moment = {"asked_at": "2026-11-10T12:00:00Z"}
+        answer = {"question": "What?", "answer": f"No. {number}", "contexts": [], "model": "m@1"}
+        thumb = {"given_at": moment["asked_at"], "thumb": ("down", "up")[number % 2], "user": "u-1"}
+        rows = [{"interaction_id": "x-0", **moment, **answer, "thumb": thumb}]
+        rows.append({"interaction_id": f"x-new-{number}", **moment, **answer})
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        killed = project.command(["python", "-c", INGEST, step, str(file)])
+        assert killed.returncode != 0 and killed.stdout.endswith(f"killed before {step}\n"), killed.stderr
+        assert (project.git("ls-remote", "origin", "main", cwd=project.workspace) == head) == (step != "end")
+        project.run("python", "-c", INGEST, "", str(file))
+        store = DataStore(project.workspace / "data")
+        assert [row.answer for row in store.iter_rows(Interaction) if row.interaction_id == "x-0"] == [f"No. {number}"]
+        assert [row.thumb for row in store.iter_rows(Thumb) if row.interaction_id == "x-0"] == [thumb["thumb"]]
+        registry = json.loads(project.git("show", "origin/main:registry.json", cwd=project.workspace))
+        assert list(registry["tainted"]) == [f"v1.{minor}.0" for minor in range(number + 1)], step
+    replaced = [batch.replaced for batch in store.read_batches() if batch.replaced]
+    assert len(replaced) == len(steps), "a correction was recorded twice, or never"
+
+
+def test_correction_killed_at_push_is_all_or_nothing(project: Project, tmp_path: Path) -> None:
+    correct_with_kills(project, tmp_path, ["git push"])
+
+
+@pytest.mark.soak(twin="test_correction_killed_at_push_is_all_or_nothing")
+def test_correction_killed_at_every_step_is_all_or_nothing(project: Project, tmp_path: Path) -> None:
+    correct_with_kills(project, tmp_path, STEPS)
+
+
+@pytest.mark.soak(twin="test_push_after_other_run_raises_origin_moved")
+def test_ingest_same_file_on_two_machines_is_exactly_once(small_project: Project, tmp_path: Path) -> None:
+    row = {"asked_at": "2026-11-10T12:00:00Z", "question": "What?", "answer": "That.", "contexts": [], "model": "m@1"}
+    lines = [json.dumps({"interaction_id": f"x-{number}", **row}) for number in range(5)]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(lines))
+    small_project.run("abstain", "ingest", str(file))  # makes the origin that both then share
+    file.write_text("\n".join([*lines, json.dumps({"interaction_id": "x-9", **row})]))
+    shared = [f"ABSTAIN_ORIGIN={small_project.home / 'origin.git'}", f"ABSTAIN_USER_KEY={'k' * 40}"]
+    command = [sys.executable, "-m", "abstain_cli.app", "ingest", str(file)]
+    machines = [Project(small_project.root, tmp_path / f"home-{n}", small_project.server) for n in (1, 2)]
+    for machine in machines:  # what a real one would have pulled: the data is in the first one's cache and remote
+        machine.home.mkdir()
+        for name in ("models", "dvc-cache", "dvc-remote"):
+            (machine.home / name).symlink_to(small_project.home / name)
+    runs = [machine.start(["env", *shared, *command], stderr=subprocess.STDOUT) for machine in machines]
+    outputs = [run.communicate(timeout=300)[0] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], outputs
+    counts = sorted(re.findall(r"\| (\d+) \| (?:read|accepted|duplicate) \|", text) for text in outputs)
+    assert counts == [["6", "0", "6"], ["6", "1", "5"]], outputs
+    small_project.run("abstain", "ingest", str(file))
+    assert list_ids(small_project, Interaction) == [f"x-{n}" for n in (0, 1, 2, 3, 4, 9)]
+
+
+def test_ingest_replace_corrects_rows_and_marks_versions(small_project: Project, tmp_path: Path) -> None:
+    project, file = small_project, tmp_path / "corrected.jsonl"
+    row = {"asked_at": "2026-11-10T12:00:00Z", "question": "What?", "contexts": [], "model": "m@1"}
+    thumb = {"thumb": "up", "given_at": "2026-11-10T12:01:00Z", "user": "u-1"}
+
+    def ingest(*options: str, **rows: str) -> str:
+        lines = [{"interaction_id": key, "answer": answer, **row, "thumb": thumb} for key, answer in rows.items()]
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        done = project.abstain("ingest", str(file), *options)
+        return " ".join((done.stdout + done.stderr).split())
+
+    ingest(first="Wrong.", second="Right.")
+    project.git("tag", "--annotate", "probe@v1.0.0", "-m", "t", cwd=project.workspace)
+    project.git("push", "-q", "origin", "probe@v1.0.0", cwd=project.workspace)
+    part = DataStore(project.workspace / "data").list_part_files(Interaction)[-1]
+    former = part.read_bytes()
+
+    printed = ingest("--replace", "the export was wrong", first="Right.", second="Right.", third="New.")
+    assert "| 3 | read | | 2 | accepted | | 1 | duplicate |" in printed
+    assert "New: 1 interactions, 1 feedback" in printed and "- replaced: 1 interactions" in printed
+    assert "answers that keep a label given for their former content: 1 (first)" in printed
+    assert "versions trained on the former rows, now marked: v1.0.0" in printed
+
+    assert former.replace(b"Wrong.", b"Right.") == part.read_bytes()
+    assert "the export was wrong" in project.git("log", "-1", "--format=%b", cwd=project.workspace)
+    registry = json.loads(project.git("show", "origin/main:registry.json", cwd=project.workspace))
+    assert registry["tainted"]["v1.0.0"]["cause"] == "corrected"
+    target = tmp_path / "former.jsonl"
+    where = [".", str(part.relative_to(project.workspace)), "--rev", "HEAD~1", "-o", str(target)]
+    project.run("env", "-C", str(project.workspace), "dvc", "get", *where)
+    assert target.read_bytes() == former

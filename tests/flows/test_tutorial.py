@@ -27,9 +27,7 @@ def run_page(project: Project, *, own: Path | None = None, until: str = "") -> s
     # The command as the tests' environment has it: no package of this checkout is installed there.
     script = f'set -eu\nabstain() {{ python -m abstain_cli.app "$@"; }}\n{commands}'
     folder = [f"OWN={own}"] if own else []
-    done = project.command(["env", *folder, "bash", "-c", script])
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
+    return project.run("env", *folder, "bash", "-c", script)
 
 
 def count_rows(project: Project, contract: type[Any], prefix: str) -> int:

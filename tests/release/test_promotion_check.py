@@ -20,6 +20,8 @@ from abstain.release.champion_comparison import EMPTY_BUDGET, ComparisonBudget, 
 from abstain.release.evaluation_set import CANDIDATE, EvaluationSet, PromotionCheck
 from abstain.release.holdout_guarantee import MissingGuarantee, explain_unchecked_guarantee
 from abstain.release.promotion_check import PromotionDecision, describe_failure
+from benchmarks.gate import Nights, load_shipped_params, simulate
+from benchmarks.guarantee import compute_max_violations
 from tests.learning.thresholds.builders import make_guarantee, make_missing_guarantee
 from tests.release.builders import (
     CHAMPION,
@@ -447,3 +449,21 @@ def print_passed_when_worse(samples: int) -> None:
 if __name__ == "__main__":
     evaluation_set.RESAMPLING = BootstrapConfig(100, 3)
     print_passed_when_worse(int(sys.argv[1]))
+
+
+RUNS = 30
+
+
+@pytest.mark.heavy
+def test_promotion_equal_candidates_keep_error_levels() -> None:
+    """Twelve nights that share the alpha, one after another on the same small hold-out."""
+    nights = Nights(20, 10, 3, carried=0.8, params=load_shipped_params(max_comparisons=12, false_promotion_rate=0.1))
+    result = simulate(nights, 12, RUNS)
+    assert result.promotion_rate * RUNS <= compute_max_violations(RUNS)
+    assert result.degradation_rate <= 0.1, result.rate_by_check
+
+
+@pytest.mark.heavy
+def test_promotion_better_candidate_within_five_nights() -> None:
+    nights = Nights(50, 20, 4, carried=0.8, auroc_gain=0.05)
+    assert simulate(nights, 5, RUNS).promotion_rate >= 0.6

@@ -1,7 +1,8 @@
-"""States that an engine computed: the confidence is that of the project's own engine, or they are refused."""
+"""States and log-probabilities of an engine: the confidence is that of the project's own engine, or they are refused."""
 
 import base64
 import json
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from abstain.serving.engine_states import (
     read_states,
 )
 from abstain.serving.feature_spec import FeatureSpec
+from abstain.serving.log_probs import AnswerLogProbs, parse_log_probs
 from abstain.serving.predictor import Predictor
 from tests.checkout import ROOT
 from tests.llm.builders import LAYERS, WIDTH
@@ -179,9 +181,8 @@ def test_parse_states_rejects_those_of_other_texts(serve: Serve) -> None:
         message = reject(content, describe(prompt_tokens=wrong), served.spec, served.encode(ROW))
         assert f"of {wrong} tokens," in message
     too_long = served.predictor.source.encode(ROW.model_copy(update={"answer": "x" * 600}))
-    with pytest.raises(AbstainError) as error:
+    with pytest.raises(AbstainError, check=lambda error: error.code is Code.TOO_LONG):
         parse_states(content, describe(prompt_tokens=prompt), served.spec, too_long)
-    assert error.value.code == Code.TOO_LONG
 
 
 def test_parse_states_reads_half_precision() -> None:
@@ -220,9 +221,8 @@ def test_parse_states_rejects_values_not_finite() -> None:
         states[1] = value  # of the prompt: not read
         assert parse_states(file_of(states, range(5)), describe(), SPEC).shape == (3, 3)
         states[4, 0, 1] = value
-        with pytest.raises(AbstainError, match="not finite") as error:
+        with pytest.raises(AbstainError, match="not finite", check=lambda error: error.code is Code.NOT_FINITE):
             parse_states(file_of(states, range(5)), describe(), SPEC)
-        assert error.value.code == Code.NOT_FINITE
 
 
 def test_parse_states_finds_an_end_of_several_tokens() -> None:
@@ -322,9 +322,8 @@ def test_parse_embedded_request_of_the_metadata() -> None:
     tensors = {"hidden_states": torch.zeros(5, 1, 3), "token_ids": torch.arange(5)}
     assert parse_embedded_request(save(tensors, {"request": json.dumps(asked)}))["question"] == "Why?"
     for metadata in (None, {}, {"request": "["}, {"request": "[1]"}, {"request": "[" * 10_000}, {"other": "{}"}):
-        with pytest.raises(AbstainError, match="__metadata__") as error:
+        with pytest.raises(AbstainError, match="__metadata__", check=lambda error: error.code is Code.WRONG_FORMAT):
             parse_embedded_request(save(tensors, metadata))
-        assert error.value.code == Code.WRONG_FORMAT
 
 
 def test_feature_spec_describes_layer_and_eos(serve: Serve) -> None:
@@ -379,3 +378,84 @@ def test_page_makes_a_file_of_an_sglang_response(serve: Serve) -> None:
     description = describe("sglang", finish_reason=None, is_normalized=True, **last)
     parsed = parse_states(content, description, served.spec, served.encode(ROW))
     assert served.score(parsed) == served.approximate()
+
+
+ANSWER = [("It", -0.5), (" is", -0.25), (" 5.", -1.5)]
+EOS_TOKEN = ("<|im_end|>", -0.125)
+TOKENS = EncodedPrompt([1, 2, 3, 4, 5, 9], {"question": (0, 2), "answer": (2, 5), "eos": (5, 6)})
+
+
+def chat(*tokens: tuple[Any, Any]) -> dict[str, Any]:
+    content = [{"token": text, "logprob": value, "bytes": None, "top_logprobs": []} for text, value in tokens]
+    return {"choices": [{"index": 0, "finish_reason": "stop", "logprobs": {"content": content, "refusal": None}}]}
+
+
+def completion(*tokens: tuple[Any, Any]) -> dict[str, Any]:
+    texts, values = zip(*tokens, strict=True)
+    return {"choices": [{"text": "", "logprobs": {"tokens": [*texts], "token_logprobs": [*values], "text_offset": []}}]}
+
+
+def reject_response(response: dict[str, Any], **more: Any) -> str:
+    with pytest.raises(AbstainError) as error:
+        parse_log_probs(response, SPEC, **more)
+    assert error.value.code == Code.STATES_MISMATCH and error.value.message.startswith("log-probabilities: ")
+    return error.value.message
+
+
+@pytest.mark.parametrize("shape", [chat, completion])
+@pytest.mark.parametrize("more", [{}, {"answer": "It is 5."}, {"answer": "It is 5.", "tokens": TOKENS}])
+def test_parse_log_probs_separates_answer_and_eos(shape: Any, more: dict[str, Any]) -> None:
+    expected = AnswerLogProbs((-0.5, -0.25, -1.5), None)
+    assert parse_log_probs(shape(*ANSWER), SPEC, **more) == expected
+    assert parse_log_probs(shape(*ANSWER, EOS_TOKEN), SPEC, **more) == AnswerLogProbs(expected.token_log_probs, -0.125)
+
+
+def test_log_probs_to_nll_and_entropy_has_nan_for_unknown() -> None:
+    nan = math.nan
+    without = parse_log_probs(chat(*ANSWER), SPEC).to_nll_and_entropy()
+    expected = torch.tensor([[0.5, nan], [0.25, nan], [1.5, nan], [nan, nan]])
+    torch.testing.assert_close(without, expected, equal_nan=True)
+    with_eos = parse_log_probs(chat(*ANSWER, EOS_TOKEN), SPEC).to_nll_and_entropy()
+    assert with_eos[-1, 0] == 0.125 and with_eos.dtype == torch.float32
+
+
+def test_parse_log_probs_of_a_last_token_without_text() -> None:
+    silent = ("", -0.125)
+    assert parse_log_probs(chat(*ANSWER, silent), SPEC, tokens=TOKENS).eos_log_prob == -0.125
+    assert parse_log_probs(chat(*ANSWER[:2], silent), SPEC, tokens=TOKENS).eos_log_prob is None
+    assert "it may be EOS or not" in reject_response(chat(*ANSWER, silent))
+
+
+def test_parse_log_probs_rejects_those_of_another_answer() -> None:
+    assert "do not make this answer" in reject_response(chat(*ANSWER), answer="It is 6.")
+    assert "those of 2 tokens, the answer has 3" in reject_response(chat(*ANSWER[:2]), tokens=TOKENS)
+    assert "those of 4 tokens, the answer has 3" in reject_response(chat(*ANSWER, (" x", -1.0)), tokens=TOKENS)
+    half = chat(("\ufffd", -1.0), ("\ufffd", -1.0))  # of one character, whose bytes are two tokens
+    assert len(parse_log_probs(half, SPEC, answer="é").token_log_probs) == 2
+
+
+@pytest.mark.parametrize(
+    ("response", "message"),
+    [
+        ({}, "ask for logprobs, n = 1"),
+        ({"choices": [chat(*ANSWER)["choices"][0]] * 2}, "n = 1"),
+        ({"choices": [{"logprobs": {"tokens": ["a"], "token_logprobs": []}}]}, "ask for logprobs"),
+        ({"choices": ["a"]}, "ask for logprobs"),
+        (chat(), "holds none"),
+        (chat(EOS_TOKEN), "none of the answer itself"),
+        (completion(("It", None), *ANSWER), "as of a prompt that is echoed"),
+        (chat(("It", True)), "no number"),
+        (chat(("It", 0.5)), "is 0.5: give natural logarithms"),
+        (chat(("It", -9999.0)), "is -9999: give"),
+    ],
+)
+def test_parse_log_probs_rejects_other_responses(response: dict[str, Any], message: str) -> None:
+    assert message in reject_response(response)
+
+
+@drawn(response=st.recursive(st.none() | st.integers() | st.text(max_size=3), lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["choices", "logprobs", "content", "token", "logprob", "tokens", "token_logprobs"]), inner, max_size=3), max_leaves=12))  # fmt: skip
+def test_parse_log_probs_reads_or_rejects_any_json(response: Any) -> None:
+    try:
+        assert parse_log_probs(response, SPEC).token_log_probs
+    except AbstainError as error:
+        assert error.code == Code.STATES_MISMATCH

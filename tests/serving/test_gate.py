@@ -1,5 +1,8 @@
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -7,15 +10,25 @@ import torch
 import abstain
 from abstain.config.settings import Settings
 from abstain.core.codes import Code
-from abstain.core.contracts import Context
+from abstain.core.contracts import Context, Interaction
 from abstain.core.errors import AbstainError
 from abstain.learning.metrics import weighted_metrics as metrics
-from abstain.llm.engine.prompts import Layout
+from abstain.llm.engine.engine import Engine
+from abstain.llm.engine.loading import find_model, load_model
+from abstain.llm.engine.prompts import Layout, load_layout
+from abstain.llm.engine.requests import HiddenStates, Request
+from abstain.llm.features.extraction import FeatureSource
 from abstain.serving import explanation as module
+from abstain.serving import feature_writer
+from abstain.serving.feature_writer import FeatureCacheWriter
 from abstain.serving.gate import DecisionInput, Gate, make_interaction
+from abstain.serving.predictor import Predictor
+from abstain.serving.request_files import make_interaction_from_texts
+from abstain.serving.scorer_latency import measure_decision_ms
 from tests.knowledge.builders import chunk
-from tests.serving.builders import MISSING_GUARANTEE
-from tests.serving.conftest import OpenGate
+from tests.learning.thresholds.builders import make_guarantee
+from tests.serving.builders import GUARANTEE, LAYOUT, MISSING_GUARANTEE, release, requests
+from tests.serving.conftest import Open, OpenGate
 from tests.serving.status_page.builders import fused_release
 
 TEXTS = ("What is the fee?", ["The fee is 5."], "5")
@@ -30,9 +43,8 @@ def test_gate_decides_as_the_predictor_does(gate: Gate) -> None:
     chunk = Context(chunk_id="fees#1", text="The fee is 5.")
     assert gate.decide("What is the fee?", [chunk], "5").confidence == pytest.approx(decision.confidence)
     response = {"choices": [{"logprobs": {"content": [{"token": "no", "logprob": -0.1}]}}]}
-    with pytest.raises(AbstainError) as error:
+    with pytest.raises(AbstainError, check=lambda error: error.code is Code.STATES_MISMATCH):
         gate.decide(*TEXTS, response=response)  # log-probabilities of another answer
-    assert error.value.code is Code.STATES_MISMATCH
 
 
 def test_gate_decision_names_heading_and_page(gate: Gate) -> None:
@@ -135,3 +147,159 @@ def test_explain_unread_answer_has_no_scores(fused_gate: Gate) -> None:
     without = fused_gate.explain(make_interaction("What?", [], "This."))
     assert without.decision.decision == "unavailable" and without.decision.reason and not without.scores
     assert fused_gate.explain(make_interaction("What?", [], "This."), allow_no_context=True).scores
+
+
+def compute_by_hand(model: Path, settings: Settings, request: Interaction) -> float:
+    """Sigmoid of the mean state at layer 2, without cache, ONNX or scorer."""
+    loaded = load_model(find_model(str(model), settings), torch.device("cpu"), torch.float32)
+    texts = [context.text for context in request.contexts]
+    prompt = load_layout(LAYOUT).render(request.question, texts, request.answer)
+    ((_, states),) = Engine(loaded, 4096).run({"a": Request(prompt, HiddenStates(2), "a")})
+    return float(states.mean().sigmoid())
+
+
+def test_decide_interactions_in_order_by_their_own_confidences(opened: Open, model: Path, settings: Settings) -> None:
+    rows = [row.model_copy(update={"interaction_id": f"i-{number // 2}"}) for number, row in enumerate(requests())]
+    expected = [compute_by_hand(model, settings, row) for row in rows]
+    threshold = sum(sorted(expected)[2:4]) / 2
+    predictor = opened(threshold=repr(threshold))
+    decisions = predictor.decide_interactions(rows)
+    assert [d.interaction_id for d in decisions] == [row.interaction_id for row in rows], "two have the same id"
+    assert [d.confidence for d in decisions] == pytest.approx(expected, abs=1e-6)
+    assert [d.decision for d in decisions] == ["show" if c >= threshold else "abstain" for c in expected]
+    assert {d.decision for d in decisions} == {"show", "abstain"}
+    assert {(d.threshold, d.version) for d in decisions} == {(threshold, "v1.2.0")}
+    backwards = predictor.decide_interactions(rows[::-1])[::-1]
+    assert [(d.interaction_id, d.decision) for d in backwards] == [(d.interaction_id, d.decision) for d in decisions]
+    assert [d.confidence for d in backwards] == pytest.approx([d.confidence for d in decisions])
+    assert predictor.decide_interactions([]) == []
+    assert not list(Path(settings.features).rglob("*")), "nothing is kept"
+
+
+def test_decision_has_guarantee_and_probability(opened: Open) -> None:
+    halved = json.dumps({"method": "isotonic", "knots": [0.0, 1.0], "values": [0.0, 0.5]})
+    (decision,) = opened(guarantee=GUARANTEE, calibration=halved).decide_interactions(requests(1))
+    assert decision.guarantee == make_guarantee().summarize()
+    assert decision.confidence is not None and decision.probability == pytest.approx(decision.confidence / 2)
+    assert decision.probability_low is None and decision.probability_high is None
+    interval = {"method": "venn_abers", "p0_knots": [], "p0_values": [0.25], "p1_knots": [], "p1_values": [0.75]}
+    (decision,) = opened(calibration=json.dumps(interval)).decide_interactions(requests(1))
+    assert (decision.probability_low, decision.probability, decision.probability_high) == (0.25, 0.5, 0.75)
+
+
+def test_decision_at_the_threshold_is_show(opened: Open) -> None:
+    (first,) = opened().decide_interactions(requests(1))
+    assert first.guarantee is not None and first.guarantee.status == "none" and first.probability == first.confidence
+    for threshold, decision in ((first.confidence, "show"), (first.confidence + 1e-4, "abstain")):
+        assert opened(threshold=repr(threshold)).decide_interactions(requests(1))[0].decision == decision
+
+
+def test_decide_interactions_drops_chunks_where_the_release_does(opened: Open, model: Path, settings: Settings) -> None:
+    short, long = (make_interaction_from_texts("Q?", "Yes.", texts) for texts in (["first"], ["first", "x" * 600]))
+    (decision,) = opened(too_long="drop_chunks").decide_interactions([long])
+    assert decision.confidence == pytest.approx(compute_by_hand(model, settings, short), abs=1e-6)
+
+
+NEEDED = ("version", "model", "model_revision", "layout", "layout_digest", "layer", "site", "too_long", "scorer")
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        *(({key: None}, Code.BAD_ARTIFACT) for key in (*NEEDED, "threshold", "calibration", "guarantee")),
+        ({"threshold": "high"}, Code.BAD_ARTIFACT),
+        ({"layer": "0"}, Code.BAD_ARTIFACT),
+        ({"site": "attention"}, Code.BAD_ARTIFACT),
+        ({"includes_eos": "perhaps"}, Code.BAD_ARTIFACT),
+        ({"calibration": "{"}, Code.BAD_ARTIFACT),
+        ({"guarantee": "[]"}, Code.BAD_ARTIFACT),
+        ({"model_revision": "0123456789abcdef"}, Code.VERSION_MISMATCH),
+        ({"layout_digest": "0" * 64}, Code.VERSION_MISMATCH),
+        ({"layout": "auto"}, Code.MODEL_UNSUITABLE),
+        ({"layout": "rag-old-v0"}, Code.UNKNOWN_NAME),
+        ({"format": None}, Code.VERSION_MISMATCH),
+    ],
+)
+def test_open_rejects_metadata(opened: Open, changes: dict[str, str | None], code: Code) -> None:
+    with pytest.raises(AbstainError, check=lambda error: error.code is code):
+        opened(**changes)
+
+
+def test_open_does_not_load_the_base_model(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("abstain.llm.features.shard_job.load_model", Mock(side_effect=RuntimeError("it was loaded")))
+    predictor = opened()
+    with pytest.raises(RuntimeError, match="was loaded"):
+        predictor.decide_interactions(requests(1))
+
+
+def test_measure_decision_ms_uses_no_cache(
+    opened: Open, model: Path, settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened().compute_missing(requests(3))
+    file, read = release(tmp_path / "measured", model, settings), []
+    of_reader = Predictor.score_answers
+    monkeypatch.setattr(
+        Predictor, "score_answers", lambda self, *given: read.append(given[2]) or of_reader(self, *given)
+    )
+    assert measure_decision_ms(file, settings, requests(3)) > 0
+    assert len(read) == 2 and read[0] == read[1] and read[0][0] > 0, "one answer, once to load the model"
+    long = requests(1)[0].model_copy(update={"answer": "x" * 600})
+    assert measure_decision_ms(file, settings, [long]) == measure_decision_ms(file, settings, []) == 0
+
+
+def keep(rows: Sequence[Interaction]) -> Callable[[Sequence[str]], Mapping[str, Interaction]]:
+    """The texts that a log keeps."""
+    return lambda ids: {row.interaction_id: row for row in rows if row.interaction_id in ids}
+
+
+Decide = Callable[..., tuple[Gate, FeatureSource]]
+
+
+@pytest.fixture
+def decide(tmp_path: Path, model: Path, settings: Settings) -> Decide:
+    """A gate that has decided about rows, at the end of its writer, and the cache of another one."""
+    bundle = release(tmp_path / "bundle", model, settings, guarantee=GUARANTEE).parent
+
+    def run(writer: FeatureCacheWriter, rows: Sequence[Interaction]) -> tuple[Gate, FeatureSource]:
+        with writer:
+            gate = Gate.open(bundle, settings, on_computed=writer.add)
+            gate.decide_all([DecisionInput(row.interaction_id, row) for row in rows])
+        return gate, Gate.open(bundle, settings).predictor.source
+
+    return run
+
+
+def test_feature_writer_caches_states_of_decisions(decide: Decide) -> None:
+    rows = requests()[1:]
+    writer = FeatureCacheWriter(keep(rows), 100)
+    gate, source = decide(writer, rows)
+    assert source.count_missing(rows) == 0 and writer.counts["written"] == len(rows)
+    read = dict(source.read(rows))
+    (again,) = gate.predictor.reader.read(rows).batch.features.values()
+    for number, states in enumerate(again):
+        torch.testing.assert_close(read[number], states)
+    before = source.load_engine().stats.pass_tokens
+    assert not source.compute_missing(rows).rows and source.load_engine().stats.pass_tokens == before
+
+
+def test_feature_writer_leaves_out_redacted_and_unlogged(decide: Decide) -> None:
+    same, other, unlogged = requests()[1:4]
+    redacted = other.model_copy(update={"question": "Question of <PERSON>?"})
+    writer = FeatureCacheWriter(keep([same, redacted]), 100)
+    _, source = decide(writer, [same, other, unlogged])
+    assert source.count_missing([same]) == 0 and source.count_missing([other, unlogged, same, redacted]) == 3
+    assert writer.counts == {"written": 1, "left_out": 2}
+
+
+def test_feature_writer_writes_so_many_a_day(decide: Decide) -> None:
+    rows = requests()[1:]
+    _, source = decide(FeatureCacheWriter(keep(rows), 2), rows)
+    assert source.count_missing(rows) == len(rows) - 2
+
+
+def test_feature_writer_without_queue_or_log_costs_no_decision(decide: Decide, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail = Mock(side_effect=AbstainError(Code.NO_SERVICE, "the log is away"))
+    monkeypatch.setattr(feature_writer, "MAX_QUEUED", 3)
+    writer, rows = FeatureCacheWriter(fail, 100), requests()[1:]
+    decide(writer, rows)
+    assert writer.counts == {"dropped": len(rows)}

@@ -46,8 +46,7 @@ def make_project(folder: Path, server: str) -> tuple[Project, dict[str, Any]]:
 @pytest.mark.slow
 def test_study_computes_its_cells_and_writes_its_report(tmp_path: Path, prefect_server: str) -> None:
     project, models = make_project(tmp_path, prefect_server)
-    done = project.command([*RUN, "small.yaml", "--data", "data", "--out", "report"])
-    assert done.returncode == 0, done.stdout + done.stderr
+    project.run(*RUN, "small.yaml", "--data", "data", "--out", "report")
     report = read_json(project.root / "report" / "report.json")
     assert report["missing"] == {} and report["tables"].keys() == DECLARED["tables"].keys()
     results = [read_json(file)["result"] for file in (project.home / "studies" / "small").glob("*.json")]

@@ -1,20 +1,28 @@
 import gc
 import threading
+import time
 import weakref
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from sqlalchemy import select
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
+from abstain.data.decision_log.schema import SHADOWS
 from abstain.serving.api import app
+from abstain.serving.predictor import Predictor
+from abstain.serving.service import shadow as shadow_module
 from abstain.serving.service import version_follower
 from abstain.serving.service.gate_service import GateService
 from tests.data.decision_log.test_log import wait_until
-from tests.serving.clients import GateClient
-from tests.serving.conftest import MadeUpReleases, MakeRelease
+from tests.serving.clients import ASKED, GateClient
+from tests.serving.conftest import Connect, MadeUpReleases, MakeRelease, MakeService
 
 pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
 
@@ -112,3 +120,111 @@ def test_refresh_retries_passing_failures_only(
         client.service.follower.refresh()
         now[0] += version_follower.FIRST_PAUSE_S
     assert fetch.call_count == 3
+
+
+SHADOW = "shadow-0123456789ab"
+
+
+@pytest.fixture
+def start(releases: MadeUpReleases, make_release: MakeRelease, make_service: MakeService) -> Iterator[Connect]:
+    """Open a client of a server whose shadow has these changes of its metadata."""
+    with ExitStack() as stack:
+
+        def open_client(mode: str = "shared", **changes: str) -> GateClient:
+            releases.promote("v1.0.0", make_release())
+            candidates = MadeUpReleases()
+            candidates.promote(SHADOW, make_release(SHADOW, **{"threshold": "0.0", **changes}))
+            return stack.enter_context(GateClient(make_service(candidates=candidates, shadow=mode)))
+
+        yield open_client
+
+
+def read_rows(client: GateClient) -> list[dict[str, Any]]:
+    with client.service.log.database.read_transaction() as connection:
+        return [dict(row._mapping) for row in connection.execute(select(SHADOWS).order_by(SHADOWS.c.seq))]
+
+
+def wait_for_outcomes(client: GateClient, count: int) -> dict[str, int]:
+    """What became of so many answers, once it is known."""
+    for _ in range(500):
+        lines = [line for line in client.read_metrics().splitlines() if line.startswith("abstain_shadow_total{")]
+        outcomes = {line.split('"')[1]: int(float(line.rsplit(" ")[-1])) for line in lines}
+        if sum(outcomes.values()) >= count:
+            return outcomes
+        time.sleep(0.01)
+    raise AssertionError(outcomes)
+
+
+def test_shadow_decides_by_features_of_production(start: Connect) -> None:
+    client = start()
+    engine = client.service.follower.current.gate.predictor.source.load_engine()
+    before = engine.stats.forward_tokens
+    decision = client.decide(interaction_id="i-1")
+    alone = engine.stats.forward_tokens - before
+    assert wait_for_outcomes(client, 1) == {"decided": 1}
+    assert engine.stats.forward_tokens - before == alone, "no second pass"
+    assert (decision["version"], decision["threshold"]) == ("v1.0.0", 0.5)
+    assert f'abstain_shadow_info{{candidate="{SHADOW}"}} 1.0' in client.read_metrics()
+    (row,) = read_rows(client)
+    assert (row["interaction_id"], row["candidate"], row["would_show"], row["threshold"]) == ("i-1", SHADOW, True, 0.0)
+    assert row["confidence"] == pytest.approx(decision["confidence"])
+
+
+def test_shadow_decides_each_decided_answer_once(start: Connect) -> None:
+    client = start()
+    for changes in ({"interaction_id": "i-1"}, {"interaction_id": "i-1"}, {"contexts": []}, {"interaction_id": "i-2"}):
+        client.decide(**changes)
+    asked = {name: ASKED[name] for name in ("question", "contexts")}
+    written = client.post("/v1/answer", json={**asked, "max_new_tokens": 5}).json()
+    assert wait_for_outcomes(client, 3) == {"decided": 3}, "none of what is repeated or unavailable"
+    rows = read_rows(client)
+    assert [row["interaction_id"] for row in rows] == ["i-1", "i-2", written["interaction_id"]]
+    assert rows[2]["confidence"] == pytest.approx(written["confidence"], abs=1e-6)
+
+
+@pytest.mark.parametrize(("mode", "outcome"), [("shared", "skipped"), ("full", "decided")])
+def test_shadow_of_another_layer_needs_a_pass_of_its_own(start: Connect, mode: str, outcome: str) -> None:
+    client = start(mode, layer="1")
+    decision = client.decide(interaction_id="i-1")
+    assert wait_for_outcomes(client, 1) == {outcome: 1}
+    expected = client.service.shadow.follower.current.gate.decide(*ASKED.values())
+    if outcome == "skipped":
+        assert read_rows(client) == []
+    else:
+        assert read_rows(client)[0]["confidence"] == pytest.approx(expected.confidence, abs=1e-5)
+        assert expected.confidence != pytest.approx(decision["confidence"], abs=1e-4)
+
+
+def test_shadow_that_fails_changes_no_answer(start: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    score_answers = Predictor.score_answers
+
+    def fail_in_shadow(self: Predictor, *rest: Any) -> Any:
+        if self.scorer.metadata["version"] == SHADOW:
+            raise RuntimeError("broken")
+        return score_answers(self, *rest)
+
+    client = start()
+    expected = client.decide()
+    assert wait_for_outcomes(client, 1) == {"decided": 1}
+    monkeypatch.setattr(Predictor, "score_answers", fail_in_shadow)
+    decision = client.decide()
+    assert wait_for_outcomes(client, 2) == {"decided": 1, "failed": 1}
+    assert (decision["decision"], decision["confidence"]) == (expected["decision"], expected["confidence"])
+    unloaded = start(layout_digest="another")
+    assert unloaded.decide()["decision"] == expected["decision"] and unloaded.read_version()["error"] is None
+    shadow = unloaded.service.shadow.follower
+    assert shadow.current is None and SHADOW in shadow.last_error.message
+
+
+def test_shadow_that_is_slow_drops_and_counts(start: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+    decide = shadow_module._decide
+    monkeypatch.setattr(shadow_module, "_decide", lambda *args: go_on.wait(30) and decide(*args))
+    monkeypatch.setattr(shadow_module, "MAX_QUEUED", 2)
+    client = start()
+    for number in range(5):
+        client.decide(interaction_id=f"i-{number}")  # all are answered while the shadow has decided nothing
+    assert wait_for_outcomes(client, 2) == {"dropped": 2}
+    go_on.set()
+    assert wait_for_outcomes(client, 5) == {"dropped": 2, "decided": 3}
+    assert [row["interaction_id"] for row in read_rows(client)] == ["i-0", "i-1", "i-2"]

@@ -1,6 +1,7 @@
-"""Versions that were trained on erased rows, with real git and a stub of DVC."""
+"""Versions that were trained on erased or corrected rows, with real git and a stub of DVC."""
 
 import json
+import logging
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from abstain.config.params import load_params
 from abstain.config.settings import get_decision_log_url, load_settings
 from abstain.core import paths
 from abstain.core.codes import Code
@@ -17,14 +19,18 @@ from abstain.core.contracts import Interaction, Thumb
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_json
 from abstain.data.decision_log import queries
-from abstain.data.store.dataset import DataStore, ErasedUsers
+from abstain.data.store.dataset import DataStore, ErasedUsers, IngestedBatch, create_empty_store
 from abstain.data.store.record_keys import make_interaction_identity
+from abstain.data.store.splits import hash_to_unit_interval
+from abstain.ingest.report import IngestReport
+from abstain.ingest.sources.files import make_explicit_sources
 from abstain.release.registry import Registry
 from abstain.reports.page import render_html
 from abstain.review.workbook import ID_COLUMN
 from abstain_cli import app as cli
 from abstain_flows import promote as promote_flow
 from abstain_flows import retrain as retrain_flow
+from abstain_tasks.data import ingest
 from abstain_tasks.data.erasure import erase_user
 from abstain_tasks.data.erasure_copies import record_export
 from abstain_tasks.monitoring import publish
@@ -36,8 +42,14 @@ from abstain_tasks.server import reports
 from tests.conftest import Project
 from tests.data.decision_log.builders import decision, open_log
 from tests.factories import (
+    NOW,
+    alone,
     feedback,
     interaction,
+    row,
+    thumb,
+    verdict,
+    write_lines,
 )
 from tests.review.builders import write_file
 from tests.tasks.conftest import DAY, Candidates, Plain, read_approval
@@ -171,9 +183,8 @@ def test_retrain_tainted_production_fails_until_decision(
     assert workspace.on_origin().production_version == "v1.0.0"
 
     for options in ({"keep_tainted": " "}, {"keep_tainted": "a", "accept_erasure": "b"}):
-        with pytest.raises(AbstainError, match="--keep-tainted") as error:
+        with pytest.raises(AbstainError, match="--keep-tainted", check=lambda error: error.code is Code.USAGE):
             cli.promote(**options)
-        assert error.value.code is Code.USAGE
     cli.promote(keep_tainted="no [other] yet")
     kept = "trained on erased rows since 2026-11-20; kept on purpose: no [other] yet"
     assert kept in " ".join(capsys.readouterr().out.split())
@@ -364,3 +375,76 @@ def test_erase_user_finds_rows_of_tag_with_dvc(small_project: Project, monkeypat
         assert erase_user(workspace, user, with_interactions=True).versions == {"v1.0.0": True}
         said = workspace.git("show", f"origin/{BRANCH}:registry.json")
     assert Registry.model_validate_json(said).tainted["v1.0.0"].certain
+
+
+REASON = "the export had the wrong answers"
+
+
+def correct(workspace: Plain, *rows: dict[str, Any], reason: str | None = REASON) -> IngestReport:
+    file = write_lines(workspace.path.parent / "corrected.jsonl", *rows)
+    sources = make_explicit_sources([str(file)])
+    report: IngestReport = ingest.ingest_sources.fn(workspace, sources, limited=False, replace_reason=reason)
+    return report
+
+
+@pytest.fixture(autouse=True)
+def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ingest, "publish_ingest", lambda *_: None)
+    monkeypatch.setattr(ingest, "get_run_logger", logging.getLogger)
+
+
+@pytest.mark.parametrize(
+    ("rows", "versions"),
+    [
+        ([row("i-1", answer="Ten.")], ["v1.0.0", "v1.1.0", "v1.2.0"]),
+        ([alone(thumb("down", user="u-ann"), "i-1")], ["v1.1.0", "v1.2.0"]),
+        ([row("i-2", answer="Ten.")], []),  # without a label: nothing was trained on it
+        ([row("i-3", thumb=thumb("down", user="u-eve"))], ["v1.2.0"]),
+    ],
+)
+def test_correction_marks_versions_in_one_commit(
+    history: Plain, rows: list[dict[str, Any]], versions: list[str]
+) -> None:
+    before = history.git("rev-parse", f"origin/{BRANCH}")
+    report = correct(history, *rows)
+    assert list(history.on_origin().tainted) == versions
+    assert {taint.cause for taint in history.on_origin().tainted.values()} <= {"corrected"}
+    assert f"now marked: {', '.join(versions) or 'none'}" in report.effects[-1]
+    assert history.git("rev-parse", f"origin/{BRANCH}~1") == before, "rows and marks are one commit"
+    assert REASON in history.git("log", "-1", "--format=%b", f"origin/{BRANCH}")
+
+
+def test_correction_report_names_labels_and_holdout(history: Plain) -> None:
+    names = [f"h-{number}" for number in range(9)]
+    assert not correct(history, *(row(name, review=verdict()) for name in names), reason=None).effects
+    relabelled = [alone(verdict(False), name) for name in names]
+    report = correct(history, *relabelled, row("i-1", answer="Ten."), row("new"))
+    split = load_params(history.path / paths.PARAMS).split
+    holdout_names = [name for name in (*names, "i-1") if hash_to_unit_interval(split.seed, name) < split.holdout]
+    assert 0 < len(holdout_names) < 9
+    assert report.effects[:3] == (
+        f"labels: 9 of 10 changed ({', '.join(names)})",
+        "answers that keep a label given for their former content: 1 (i-1)",
+        f"answers of the hold-out: {len(holdout_names)} ({', '.join(holdout_names)})",
+    )
+    assert all(line in report.to_markdown() for line in report.effects)
+
+
+def test_added_part_marks_no_version(history: Plain) -> None:
+    report = correct(history, row("i-1", writer_scores={"judge": 1}))
+    assert (report.completed, report.effects, history.on_origin().tainted) == (1, (), {})
+
+
+def test_promote_on_corrected_holdout_is_new_comparison(workspace: Plain, candidates: Candidates) -> None:
+    store = DataStore(workspace.path / paths.DATA)
+    create_empty_store(store.folder)
+    candidates.write(1.8, flipped=2)
+    assert "same hold-out" in str(candidates.promote().reasons)
+    corrected = tuple(make_interaction_identity(f"i-{number}").hex() for number in range(2))
+    batch = IngestedBatch(batch="000001", arrived_at=NOW, sources=("a",), rows={}, replaced=corrected, reason=REASON)
+    (store.folder / "batches.jsonl").write_text(batch.to_json_line() + "\n")
+    workspace.taint("v1.0.0")
+    assert candidates.promote(recheck=True).version == "v1.1.0"
+    (check,) = (c for c in read_approval(workspace, "v1.1.0")["checks"] if c["name"] == "same hold-out")
+    assert "2 answers were corrected, so this counts as a new comparison" in check["message"]
+    assert read_approval(workspace, "v1.1.0")["comparison"] == 2

@@ -129,8 +129,7 @@ def project(tmp_path: Path, prefect_server: str) -> Project:
     for name, text in files.items():
         (project.root / name).write_text(text)
     project.git("init", "-q", "--initial-branch=main")
-    added = project.command(["dvc", "add", "--quiet", "data"])
-    assert added.returncode == 0, added.stderr
+    project.run("dvc", "add", "--quiet", "data")
     project.git("add", "--all")
     project.git("commit", "-qm", "Three stages")
     return project
