@@ -37,19 +37,21 @@ from safetensors.torch import save
 
 from abstain.config.serve_settings import load_serve_settings
 from abstain.config.settings import load_settings
-from abstain.core.bundle_format import BUNDLE_FORMAT, FORMAT_KEY, write_digest
+from abstain.core.bundle_format import write_digest
 from abstain.core.contracts import Interaction
+from abstain.core.scorer_names import PROBE
 from abstain.data.decision_log.log import DecisionLog
 from abstain.learning.estimators.onnx_probe import export_probe
 from abstain.learning.thresholds.risk_control import ReviewedAnswers, control_risk
 from abstain.llm.engine.loading import find_model
-from abstain.llm.engine.prompts import load_layout
 from abstain.serving.api.app import make_app
 from abstain.serving.api.server import LOOPBACK_NAMES, listen, serve_app
 from abstain.serving.gate import Gate
 from abstain.serving.service.gate_service import GateService
 from abstain.serving.service.keys import ApiKeys
 from abstain.serving.service.version_follower import VersionFollower, VersionInfo
+from abstain.stages.export_onnx.metadata import make_metadata
+from benchmarks.full_params import full_params
 from benchmarks.probe import make_untrained_probe
 from benchmarks.question_familiarity import make_sample_rows
 from benchmarks.sample.handbook import build_handbook
@@ -108,26 +110,19 @@ class Caller:
 
 def write_bundle(folder: Path) -> None:
     """Export an untrained probe. It needs a process of its own (learning/estimators/onnx_probe.py)."""
-    ref = find_model(MODEL, load_settings())
-    layout = load_layout("rag-chatml-v1")
+    params = full_params()
+    llm = params.llm.model_copy(update={"model": MODEL, "layer": LAYER, "includes_eos": False})
     correct = ReviewedAnswers(np.full(100, 0.9), np.ones(100))  # made up, so that the untrained probe decides
     guarantee = control_risk(correct, correct, metric="precision", target=0.5, confidence_level=0.9).to_guarantee()
-    metadata = {
-        "model": MODEL,
-        "model_revision": ref.revision,
-        "layout": layout.name,
-        "layout_digest": layout.digest,
-        "layer": str(LAYER),
-        "site": "residual",
-        "too_long": "drop_chunks",
-        "includes_eos": "false",
-        "version": "v1.0.0",
-        "threshold": "0.5",
-        FORMAT_KEY: BUNDLE_FORMAT,
-        "calibration": json.dumps({"method": "none"}),
-        "guarantee": guarantee.model_copy(update={"status": "active"}).model_dump_json(),
-        "scorer": json.dumps({"name": "probe", "kinds": {"probe": "probe"}, "sha256": {}, "forward_tokens": None}),
-    }
+    metadata = make_metadata(
+        params.model_copy(update={"llm": llm}),
+        model_revision=find_model(MODEL, load_settings()).revision,
+        scorer={"name": PROBE, "sha256": {}, "models": {}, "forward_tokens": None},
+        threshold=0.5,
+        guarantee=guarantee.model_copy(update={"status": "active"}).model_dump(mode="json"),
+        calibration={"method": "none"},
+    )
+    metadata["version"] = "v1.0.0"
     export_probe(make_untrained_probe("lstm", read_width()), folder / "probe.onnx", metadata)
     write_digest(folder)
 

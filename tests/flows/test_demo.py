@@ -203,7 +203,8 @@ def test_demo_as_shipped_beats_baselines(whole: Project) -> None:
     assert approval["metrics"]["holdout"]["rows"] >= 100
     log_probs = {"sequence_log_prob", "min_log_prob", "mean_log_prob"}
     probes = {"probe", "lstm", "attention"}  # the linear one, or the one that is served, is called probe
-    assert {"fusion", "gradient_boosting_label", "length_only", "base_rate", *log_probs} <= scorers.keys()
+    assert {"gradient_boosting_label", "length_only", "base_rate", *log_probs} <= scorers.keys()
+    assert {"fusion_one_pass", "fusion_two_passes"} == {name for name in scorers if name.startswith("fusion")}
     assert len(probes & scorers.keys()) >= 2
 
 

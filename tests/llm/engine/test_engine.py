@@ -1,3 +1,4 @@
+import gc
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -269,6 +270,18 @@ def test_engine_releases_keys_and_values(monkeypatch: pytest.MonkeyPatch) -> Non
     longest = max(length(LLAMA, pass_) for pass_ in tiny_passes().values())
     assert 0 < most <= longest + 64  # one path, and what the next batch has begun
     assert not plans[0].kv_cache and not plans[0].results
+
+
+def test_engine_releases_batches_without_a_collection() -> None:
+    """A server collects seldom: what waits for it, with masks as large as the square of a prompt, adds up."""
+    engine = Engine(LLAMA, 4096, packed=True)
+    gc.collect()
+    gc.disable()
+    try:
+        run(engine, tiny_passes(), (1, LAYERS))
+        assert not any(type(tracked) is attention.PackedBatch for tracked in gc.get_objects())
+    finally:
+        gc.enable()
 
 
 def test_engine_leaves_the_model_unchanged() -> None:

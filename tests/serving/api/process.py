@@ -3,6 +3,7 @@
 FOLDER holds the release in production, `v1.0.0`; its log is `log.sqlite` there.
 """
 
+import gc
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tests.data.decision_log.builders import open_log
 from tests.serving.conftest import MadeUpReleases, open_service
 
 if __name__ == "__main__":
+    gc.set_threshold(700, 10, 10)  # Python's own, as a server has it: tests/conftest.py makes collections rare
     folder, releases = Path(sys.argv[1]), MadeUpReleases()
     releases.promote("v1.0.0", folder / "v1.0.0" / "probe.onnx")
     log, limits = open_log(f"sqlite:///{folder / 'log.sqlite'}"), {"rows_per_minute": 100_000}

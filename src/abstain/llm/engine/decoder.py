@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -252,10 +253,7 @@ class Decoder:
         block = self._blocks[depth - 1]
         forward = block.forward
 
-        def pick(value: Any) -> Any:
-            if isinstance(value, Tensor) and value.ndim > 1 and value.shape[:2] == (1, batch.tokens):
-                return value[:, rows]
-            return tuple(map(pick, value)) if isinstance(value, tuple) else value
+        pick = partial(_pick_rows, rows=rows, n_tokens=batch.tokens)
 
         def narrow(hidden: Tensor, *arguments: Any, **keywords: Any) -> Any:
             with batch.capture_keys_values():
@@ -350,6 +348,14 @@ def covering_span(spans: Sequence[Span]) -> Span:
         (first, past the last); (0, 0) without spans.
     """
     return (min(first for first, _ in spans), max(last for _, last in spans)) if spans else (0, 0)
+
+
+def _pick_rows(value: Any, rows: Tensor, n_tokens: int) -> Any:
+    """Return the packed `rows` of an argument of a block, or of each in a tuple, that has one row for each token."""
+    # No closure that calls itself: it would be a cycle, and hold the masks of each batch until a full collection.
+    if isinstance(value, Tensor) and value.ndim > 1 and value.shape[:2] == (1, n_tokens):
+        return value[:, rows]
+    return tuple(_pick_rows(part, rows, n_tokens) for part in value) if isinstance(value, tuple) else value
 
 
 def _make_capture_hook(captured: dict[Hook, Tensor], hook: Hook, *, exit_after: bool) -> Callable[..., None]:

@@ -6,7 +6,6 @@ files.
 """
 
 import hashlib
-import json
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -15,9 +14,7 @@ import pandas as pd
 from abstain.config.params import Params
 from abstain.config.settings import load_settings
 from abstain.core import paths
-from abstain.core.bundle_format import BUNDLE_FORMAT, FORMAT_KEY
 from abstain.core.codes import Code
-from abstain.core.contracts import CONTRACT_VERSION
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
 from abstain.core.scorer_names import FUSIONS, PROBE, WITH_MODEL, WRITER
@@ -28,8 +25,7 @@ from abstain.learning.estimators.parity import MAX_PARITY
 from abstain.learning.estimators.probe_registry import load_probe
 from abstain.learning.estimators.summaries import ScorerChoice
 from abstain.llm.engine.loading import find_model
-from abstain.llm.engine.requests import get_chosen_layer
-from abstain.llm.engine.tokenization import load_model_layout
+from abstain.stages.export_onnx.metadata import make_metadata
 from abstain.stages.shared import artifacts
 from abstain.stages.shared.states import load_labelled_states, read_base_model
 
@@ -58,33 +54,21 @@ def stage(params: Params) -> None:
             write_atomically(folder / f"{name}.onnx", content)
     probe = load_probe(paths.PROBE)
     threshold = artifacts.read_json(paths.THRESHOLD)
-    metadata = {
-        FORMAT_KEY: BUNDLE_FORMAT,
-        "version": "unreleased",  # promotion stamps the version and the guarantee; the graph stays unchanged
-        "contract": str(CONTRACT_VERSION),
-        "model": params.llm.model,
-        "model_revision": read_base_model().rpartition("@")[2],
-        "layout": params.llm.layout,
-        "layout_digest": load_model_layout(find_model(params.llm.model, load_settings()), params.llm.layout).digest,
-        "layer": str(get_chosen_layer(params.llm)),
-        "site": params.llm.site,
-        "too_long": params.llm.too_long,
-        "includes_eos": json.dumps(params.llm.includes_eos),
-        "scorer": json.dumps(
-            {
-                "name": served.name,
-                "forward_tokens": served.forward_tokens,
-                "sha256": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
-                "models": _list_models(params, served),
-                "perturbation": params.perturbation.model_dump(),
-            },
-            sort_keys=True,
-        ),
-        "answers": json.dumps({"reasoning": params.labels.reasoning, "refusals": params.labels.refusals}),
-        "threshold": repr(threshold["threshold"]),
-        "guarantee": json.dumps(threshold["guarantee"], sort_keys=True),
-        "calibration": json.dumps(artifacts.read_json(paths.CALIBRATION), sort_keys=True),
+    scorer = {
+        "name": served.name,
+        "forward_tokens": served.forward_tokens,
+        "sha256": {name: hashlib.sha256(content).hexdigest() for name, content in files.items()},
+        "models": _list_models(params, served),
+        "perturbation": params.perturbation.model_dump(),
     }
+    metadata = make_metadata(
+        params,
+        model_revision=read_base_model().rpartition("@")[2],
+        scorer=scorer,
+        threshold=threshold["threshold"],
+        guarantee=threshold["guarantee"],
+        calibration=artifacts.read_json(paths.CALIBRATION),
+    )
     export_probe(probe, paths.ONNX, metadata)
     differences = {
         PROBE: measure_parity(probe, OnnxProbe(paths.ONNX)),
