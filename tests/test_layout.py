@@ -10,18 +10,12 @@ import tomllib
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
-import scipy.linalg  # noqa: F401  (loads its own OpenBLAS)
-import torch
 import yaml
-from threadpoolctl import threadpool_info
 
-from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.reasons import Reason
-from abstain.llm.engine.device import choose_dtype
 from abstain_tasks.server.automations import FLOWS
 from tests.checkout import ROOT, SHIPPED, is_as_shipped, tracked_files
 
@@ -194,11 +188,3 @@ def test_product_cannot_read_a_message() -> None:
             with pytest.raises(AssertionError, match=r"reader\.py reads the message"):
                 eval(of_product, {"message": message})
     assert messages[0] == "x: y" and type(copy.copy(messages[0])) is str
-
-
-@pytest.mark.skipif(os.environ.get("ABSTAIN_TESTS_PROFILE") != "older-cpu", reason="only in `make test-older-cpu`")
-def test_older_cpu_is_what_the_libraries_see() -> None:
-    assert torch.backends.cpu.get_cpu_capability() == "DEFAULT"
-    assert not np.show_config(mode="dicts")["SIMD Extensions"].get("found")
-    assert {pool["architecture"] for pool in threadpool_info() if pool["internal_api"] == "openblas"} == {"Nehalem"}
-    assert choose_dtype(Settings(), torch.device("cpu")) is torch.float32
