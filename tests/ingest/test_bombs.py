@@ -150,7 +150,7 @@ REFUSED = {
     "header.md": "A104 text: ",
     "sections.md": "A104 document: the document has more than the 10,000 chunks allowed",
     "tags.html": "A111 file: ",
-    "spans.html": "A111 file: its text has",
+    "spans.html": "A111 file: ",
     "zip.docx": "A111 file: to read it takes more than",
     "rows.xlsx": "A103 file: there is no text",
     "sheets.xlsx": "A111 file: it has 100 sheets, 50 allowed",
@@ -165,7 +165,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_DATA, (CEILING, CEILING))
     resource.setrlimit(resource.RLIMIT_CPU, (PROCESSOR, PROCESSOR))
-    converter.MAX_PROCESSOR_SECONDS = 5  # a minute for each would only make the test long
+    converter.MAX_PROCESSOR_SECONDS = 2  # a minute for each would only make the test long
     lenient = PARAMS.model_copy(update={"max_failed_fraction": 1.0})
     privacy = Privacy.from_params(load_params(Path("params.yaml")).privacy, Settings(home=folder / "home"))
     inbox, counts = FileSource(name="inbox", url=str(folder / "inbox")), []

@@ -339,6 +339,7 @@ def test_files_s3_bucket_is_read(s3: str) -> None:
         read(f"{s3}/elsewhere")
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.binary(max_size=200) | st.just(json.dumps(row()).encode()), max_size=6).map(b"\n".join),
     st.sampled_from(files.SUFFIXES),
