@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -27,7 +26,13 @@ from abstain.core.filesystem import translate_errors
 Conversion = Literal["gzip", "parquet", "document"]
 
 MAX_MEMORY_BYTES = 1_000_000_000
-MAX_PROCESSOR_SECONDS = 60
+MAX_INPUT_BYTES = 4 * 1024**3
+"""The largest file of a server, of which a copy is made."""
+
+MIN_PROCESSOR_SECONDS = 120
+PROCESSOR_SECONDS_PER_MB = 20
+"""Processor time of a larger file: a PDF of a thousand pages has some 5 MB and takes 100 seconds."""
+
 MIN_OUTPUT_BYTES = 64 * 1024 * 1024
 """The output that every file may have, however small it is."""
 
@@ -54,12 +59,16 @@ def convert_file(conversion: Conversion, stream: IO[bytes], name: str, display_n
     output = TemporaryFile()  # noqa: SIM115 (the caller closes it)
     try:
         with _open_with_descriptor(stream, display_name) as source:
-            max_output = max(MIN_OUTPUT_BYTES, MAX_OUTPUT_RATIO * os.fstat(source.fileno()).st_size)
-            limits = {"memory": MAX_MEMORY_BYTES, "seconds": MAX_PROCESSOR_SECONDS, "output": max_output}
+            size = os.fstat(source.fileno()).st_size
+            limits = {
+                "memory": MAX_MEMORY_BYTES,
+                "seconds": max(MIN_PROCESSOR_SECONDS, PROCESSOR_SECONDS_PER_MB * size // 1_000_000),
+                "output": max(MIN_OUTPUT_BYTES, MAX_OUTPUT_RATIO * size),
+            }
             request = {"conversion": conversion, "name": name, "limits": limits}
             answer = _get_worker(os.getpid()).request(request, source, output)
         if answer["status"] != "done":
-            raise _make_error(answer, display_name, max_output)
+            raise _make_error(answer, display_name, limits)
     except BaseException:
         output.close()
         raise
@@ -104,8 +113,15 @@ def _open_with_descriptor(stream: IO[bytes], display_name: str) -> IO[bytes]:
     except (AttributeError, UnsupportedOperation):
         copy = TemporaryFile()  # noqa: SIM115 (the caller closes it)
         try:
-            with translate_errors(Code.NOT_READABLE, f"{display_name}: cannot be read", "check the server"):
-                shutil.copyfileobj(stream, copy, 1 << 20)
+            while True:
+                with translate_errors(Code.NOT_READABLE, f"{display_name}: cannot be read", "check the server"):
+                    chunk = stream.read(1 << 20)
+                if not chunk:
+                    break
+                if copy.tell() + len(chunk) > MAX_INPUT_BYTES:
+                    problem = f"it has more than {MAX_INPUT_BYTES:,} bytes, the most allowed: divide it"
+                    raise AbstainError(Code.TOO_LARGE, f"{display_name}: {problem}")
+                copy.write(chunk)
             copy.flush()
         except BaseException:
             copy.close()
@@ -114,16 +130,16 @@ def _open_with_descriptor(stream: IO[bytes], display_name: str) -> IO[bytes]:
         return copy
 
 
-def _make_error(answer: dict[str, str], display_name: str, max_output: int) -> AbstainError:
+def _make_error(answer: dict[str, str], display_name: str, limits: Mapping[str, int]) -> AbstainError:
     match answer["status"]:
         case "error":
             return AbstainError(Code(answer["code"]), f"{display_name}: {answer['message']}")
         case "memory":
-            limit = f"more than {MAX_MEMORY_BYTES // 1_000_000:,} MB of memory"
+            limit = f"more than {limits['memory'] // 1_000_000:,} MB of memory"
         case "time":
-            limit = f"more than {MAX_PROCESSOR_SECONDS} seconds of processor time"
+            limit = f"more than {limits['seconds']:,} seconds of processor time"
         case "output":
-            limit = f"more than {max_output:,} bytes of output"
+            limit = f"more than {limits['output']:,} bytes of output"
         case _:
             problem = "its parser crashes, so the file is damaged: write it again, or leave it out"
             return AbstainError(Code.WRONG_FORMAT, f"{display_name}: {problem}")
