@@ -56,6 +56,7 @@ def test_parse_document_page_equals_markdown() -> None:
     assert parse(page(head=HEAD + several), "gold.html").entitlements == ("staff", "premium")
     others = (
         '<meta name="viewport" content="x"><meta name="title" content="y"><meta property="og:title" content="z"><meta>'
+        '<meta name="theme-color" content="#fff"><meta name="theme-color" content="#000">'
     )
     assert parse(page(head=HEAD + others), "gold.html") == parse(page(), "gold.html")
 

@@ -37,6 +37,7 @@ _DROPPED_CLASSES = (
     | {"theme-doc-footer", "theme-edit-this-page", "theme-last-updated"}
     | {"mw-editsection", "printfooter"}  # MediaWiki
 )
+_UNIQUE_FIELDS = ("doc_id", "product", "updated_at")  # a page may have several colours, but not several ids
 _BLOCKS = (
     "address article aside center details div fieldset figcaption figure footer form header hgroup label legend "
     "main section summary"
@@ -135,7 +136,7 @@ def _read_fields(soup: BeautifulSoup) -> dict[str, Any]:
         name, value = str(meta.get("name", "")).strip().lower(), " ".join(str(meta.get("content", "")).split())
         if name == "entitlements":
             fields[name] = ",".join(filter(None, [fields.get(name), value]))
-        elif name and fields.setdefault(name, value) != value:
+        elif name and fields.setdefault(name, value) != value and name in _UNIQUE_FIELDS:
             problem = f'<meta name="{name}"> is there twice, as "{fields[name]}" and as "{value}": keep one'
             raise AbstainError(Code.INVALID_ROW, problem)
     if soup.title is not None and (title := " ".join(soup.title.get_text().translate(INVISIBLE).split())):
