@@ -154,8 +154,12 @@ def test_long_work_ends_with_its_time_and_its_caller(
     work += [("/v1/answer", UNKNOWN)]
     for path, body in work:
         steps.clear()
-        connection = server.send_json(path, **body)
-        assert happens(lambda: bool(steps))
+        for _ in range(10):  # on a busy machine the time may be over before the work begins
+            connection = server.send_json(path, **body)
+            if happens(lambda: bool(steps), 1):
+                break
+            connection.close()
+        assert steps
         if seconds < 1:
             assert read_reply(connection)
             time.sleep(seconds)
