@@ -169,7 +169,7 @@ class Storage:
         Raises:
             AbstainError: The file cannot be read, or takes more than the limits of a conversion.
         """
-        conversion = get_conversion(file.name)
+        conversion = _get_conversion(file.name)
         with self.open(file) as stream:
             if conversion is None:
                 yield from _read_chunks(stream, file.display_name)
@@ -201,7 +201,7 @@ class Storage:
         return (protocol,) if isinstance(protocol, str) else tuple(protocol)
 
 
-def get_conversion(name: str) -> Conversion | None:
+def _get_conversion(name: str) -> Conversion | None:
     """Return how a file has to be converted before it can be read, by its name; None if it can be read as it is."""
     name = name.lower()
     if name.endswith(DOCUMENT_SUFFIXES):

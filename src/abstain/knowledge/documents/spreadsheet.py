@@ -6,7 +6,7 @@ import io
 import re
 from collections.abc import Iterator
 from datetime import date, datetime, time
-from itertools import pairwise
+from itertools import groupby
 from typing import Any
 from zipfile import BadZipFile
 
@@ -56,10 +56,9 @@ def parse_spreadsheet(content: bytes) -> tuple[dict[str, Any], str]:
 def _iter_blocks(sheet: Worksheet) -> Iterator[str]:
     """Yield the blocks of rows between empty ones: a cell as a paragraph, a column as a list, others as tables."""
     texts = _read_texts(sheet)
-    rows = sorted(texts)
-    starts = [row for row in rows if row - 1 not in texts]
-    for start, end in pairwise([*starts, sheet.max_row + 1]):
-        block = [row for row in rows if start <= row < end]
+    # Rows that follow each other are as far from their places in the sorted list.
+    for _, group in groupby(enumerate(sorted(texts)), key=lambda item: item[1] - item[0]):
+        block = [row for _, row in group]
         columns = sorted({column for row in block for column in texts[row]})
         grid = [[texts[row].get(column, "") for column in columns] for row in block]
         if len(set(grid[0])) == 1 and len(block) == 1:
@@ -68,7 +67,7 @@ def _iter_blocks(sheet: Worksheet) -> Iterator[str]:
         if len(columns) == 1:
             yield "\n".join(f"- {text}" for (text,) in grid)
             continue
-        n_header_rows = min(_count_header_rows(sheet, start), len(block))
+        n_header_rows = min(_count_header_rows(sheet, block[0]), len(block))
         header = [merge_texts(texts_above) for texts_above in zip(*grid[:n_header_rows], strict=True)]
         yield write_grid([header, *grid[n_header_rows:]])
 
