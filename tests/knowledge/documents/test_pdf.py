@@ -28,6 +28,8 @@ def test_pdf_properties_give_title_and_time() -> None:
         write_pdf([[(50, 100, 20, "Gold"), (50, 140, 10, "A card.")]], info="/Title (Microsoft Word - a.docx)")
     )
     assert fields == {"title": "Gold"}
+    fields, _ = parse_pdf(write_pdf([[(50, 100, 20, "Gold")]], info="/Title (Fees) /ModDate (D:20261340)"))
+    assert fields == {"title": "Fees"}
 
 
 def test_pdf_running_heads_and_page_numbers_are_dropped() -> None:

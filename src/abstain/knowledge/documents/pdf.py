@@ -16,7 +16,9 @@ import io
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from html import escape
 from itertools import groupby
 from typing import Any, Literal
@@ -91,7 +93,8 @@ def parse_pdf(content: bytes) -> tuple[dict[str, Any], str]:
         problem = "has no text, as a scan has none: read it by another converter first (docs/knowledge.md)"
         raise AbstainError(Code.WRONG_FORMAT, problem)
     blocks = _join_sentences(_find_blocks(pages, body_size))
-    largest = max((block for block in blocks if block.kind == "heading" and block.page == 1), key=_size, default=None)
+    headings = [block for block in blocks if block.kind == "heading" and block.page == 1]
+    largest = max(headings, key=lambda block: block.size, default=None)
     if "title" not in fields and largest is not None:
         fields["title"] = largest.text
     return fields, _write_markdown(blocks)
@@ -105,7 +108,9 @@ def _read_properties(metadata: dict[str, Any]) -> dict[str, Any]:
     if match := _DATE.match(str(metadata.get("ModDate") or metadata.get("CreationDate") or "")):
         year, month, day, hour, minute, second, zone, zone_minute = match.groups()
         text = f"{year}-{month}-{day}T{hour or '00'}:{minute or '00'}:{second or '00'}"
-        fields["updated_at"] = text + (f"{zone}:{zone_minute or '00'}" if zone else "+00:00")
+        text += f"{zone}:{zone_minute or '00'}" if zone else "+00:00"
+        with suppress(ValueError):  # some programs write a thirteenth month: the file's own time will do
+            fields["updated_at"] = datetime.fromisoformat(text).isoformat()
     return fields
 
 
@@ -220,10 +225,6 @@ def _join_sentences(blocks: Iterable[_TextBlock]) -> list[_TextBlock]:
         else:
             joined.append(block)
     return joined
-
-
-def _size(block: _TextBlock) -> float:
-    return block.size
 
 
 def _write_markdown(blocks: Sequence[_TextBlock]) -> str:
