@@ -145,7 +145,10 @@ def _read_fields(soup: BeautifulSoup) -> dict[str, Any]:
 
 
 def _tidy(content: Tag) -> None:
-    """Normalize structures without Markdown: layout tables, cells without table or row, lists directly in lists."""
+    """Normalize structures without Markdown: items, cells and rows that stray, layout tables, lists in lists."""
+    for item in content.find_all("li"):
+        if item.find_parent(["ul", "ol"]) is None:
+            item.name = "div"  # else its mark would be joined to the word before it
     ids_with_text: set[int] = set()
     for words in [*content.find_all(string=re.compile(r"\S")), *content.find_all("img", alt=re.compile(r"\S"))]:
         node = words.parent
