@@ -1,0 +1,76 @@
+"""What a study is: parts that are computed one by one and kept, and a report of them.
+
+A study's file, `studies/NAME.yaml`, names in `kind` the package of `studies/` that reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from abstain.llm.features.feature_store import OnProgress
+
+
+@dataclass(frozen=True)
+class StudySource:
+    """Where the answers of a study come from: one of the two is given.
+
+    Attributes:
+        data: A folder with the files of the paper's data.
+        project: A project's folder, which is the working directory while its study runs.
+    """
+
+    data: Path | None = None
+    project: Path | None = None
+
+
+@dataclass(frozen=True)
+class Part:
+    """A unit of work whose result is kept.
+
+    Attributes:
+        title: The part in one line, unique within its study.
+        inputs: Everything that the result depends on, as JSON.
+        compute: Returns the result as JSON; raises AbstainError with the reason if it cannot be made.
+    """
+
+    title: str
+    inputs: Mapping[str, Any]
+    compute: Callable[[OnProgress], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of a part as JSON; or None, and the reason."""
+
+    result: Mapping[str, Any] | None = None
+    reason: str = "it was not computed"
+
+
+@dataclass(frozen=True)
+class StudyReport:
+    """A study's tables: `document` is report.json, `markdown` report.md, `figures` SVG by file name."""
+
+    document: Mapping[str, Any]
+    markdown: str
+    figures: Mapping[str, str] = field(default_factory=dict)
+
+
+class Study(Protocol):
+    """A study as its file declares it, with its source. `studies.KIND.load_study` makes it."""
+
+    @property
+    def title(self) -> str:
+        """The title of its report."""
+
+    def list_parts(self, tables: Sequence[str]) -> list[Part]:
+        """Return the parts that `tables` need, by default all.
+
+        Raises:
+            AbstainError: there is no such table, or the source is invalid.
+        """
+
+    def make_report(self, tables: Sequence[str], outcomes: Mapping[str, Outcome]) -> StudyReport:
+        """Return the report of `tables`, by default all; `outcomes` are by title of the part."""
