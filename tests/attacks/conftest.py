@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving.conftest import log, make_release, make_service, model, releases, service, settings  # noqa: F401  # noqa: F401
+from tests.serving.conftest import log, make_release, make_service, model, promote, releases, service, settings  # noqa: F401
 from tests.serving.gateways.conftest import answers, connect, decided, log_options, make_worker  # noqa: F401
 
 BEGIN, END = "<!-- attempts: made by `make attacks` -->\n", "<!-- end of attempts -->\n"

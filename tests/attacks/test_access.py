@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from abstain.serving.service.keys import ROLES, ApiKeys, create_key
 from tests.attacks.conftest import Count
 from tests.serving.clients import ASKED, BASE, bearer
-from tests.serving.conftest import MadeUpReleases, MakeRelease, MakeService
+from tests.serving.conftest import MakeService, Promote
 from tests.serving.status_page.builders import make_server
 from tests.serving.status_page.test_page import log_in, token_of
 
@@ -47,11 +47,9 @@ def keys(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def client(
-    make_service: MakeService, releases: MadeUpReleases, make_release: MakeRelease, tmp_path: Path, keys: dict[str, str]
-) -> Iterator[TestClient]:
+def client(make_service: MakeService, promote: Promote, tmp_path: Path, keys: dict[str, str]) -> Iterator[TestClient]:
     """A client of a server that withholds every answer."""
-    releases.promote("v1.0.0", make_release(threshold="1.1"))
+    promote(threshold="1.1")
     with TestClient(make_server(make_service(), ApiKeys(file=tmp_path / "keys")), BASE) as opened:
         yield opened
 

@@ -28,7 +28,7 @@ from abstain.serving.service.keys import ApiKeys, create_key
 from benchmarks import hostile
 from tests.attacks.conftest import Count
 from tests.serving.clients import ASKED
-from tests.serving.conftest import MadeUpReleases, MakeRelease, MakeService
+from tests.serving.conftest import MakeService, Promote
 from tests.serving.status_page.builders import listening, make_server
 
 pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
@@ -84,9 +84,9 @@ Serve = Callable[..., Server]
 
 
 @pytest.fixture
-def serve(make_service: MakeService, releases: MadeUpReleases, make_release: MakeRelease) -> Iterator[Serve]:
+def serve(make_service: MakeService, promote: Promote) -> Iterator[Serve]:
     """Start a server with these keys and settings."""
-    releases.promote("v1.0.0", make_release(includes_eos="false"))
+    promote(includes_eos="false")
     with ExitStack() as servers, ExitStack() as connections:
 
         def start(keys: ApiKeys | None = None, **settings: Any) -> Server:

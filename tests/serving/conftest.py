@@ -37,6 +37,7 @@ OpenGate = Callable[..., Gate]
 Connect = Callable[..., GateClient]
 MakeRelease = Callable[..., Path]
 MakeService = Callable[..., GateService]
+Promote = Callable[..., None]
 
 
 @pytest.fixture
@@ -130,6 +131,12 @@ def releases() -> MadeUpReleases:
     return MadeUpReleases()
 
 
+@pytest.fixture
+def promote(releases: MadeUpReleases, make_release: MakeRelease) -> Promote:
+    """Put a release of this version, with these changes of its metadata, into production."""
+    return lambda version="v1.0.0", **changes: releases.promote(version, make_release(version, **changes))
+
+
 def open_service(
     releases: MadeUpReleases,
     log: DecisionLog,
@@ -157,20 +164,20 @@ def make_service(releases: MadeUpReleases, settings: Settings, log: DecisionLog)
 
 
 @pytest.fixture
-def service(make_service: MakeService, releases: MadeUpReleases, make_release: MakeRelease) -> GateService:
-    releases.promote("v1.0.0", make_release())
+def service(make_service: MakeService, promote: Promote) -> GateService:
+    promote()
     return make_service()
 
 
 @pytest.fixture
-def connect(make_service: MakeService, releases: MadeUpReleases, make_release: MakeRelease) -> Iterator[Connect]:
+def connect(make_service: MakeService, promote: Promote) -> Iterator[Connect]:
     """Open a client of a server with these keys and serve settings, where v1.0.0 is live, with `metadata`."""
     with ExitStack() as stack:
 
         def open_client(
             keys: ApiKeys | None = None, metadata: Mapping[str, str] | None = None, **settings: Any
         ) -> GateClient:
-            releases.promote("v1.0.0", make_release(**(metadata or {})))
+            promote(**(metadata or {}))
             return stack.enter_context(GateClient(make_service(**settings), keys))
 
         yield open_client

@@ -136,15 +136,6 @@ def test_generate_answers_background_need_not_have_a_verb(add_check: AddCheck, m
     assert "know Fugue win: it read singers#1" in str(found.decision.reason)
 
 
-def test_generate_answers_background_needs_entitlements(add_check: AddCheck, answered: list[str]) -> None:
-    (found,) = generate_answers(add_check(retrieve=retrieve), [ASKED], ASK)
-    assert found.interaction is None and answered == []
-    assert found.decision.reason is not None
-    message = found.decision.reason.message
-    assert "know Fugue, and there is no chunk on it that the asker may read" in message
-    assert "add a document, or grant the entitlement" in message and "\n" not in message
-
-
 def test_generate_answers_background_must_fit(add_check: AddCheck, answered: list[str]) -> None:
     long = ABOUT["singers"].model_copy(update={"text": "fugue " * 100})
     (found,) = generate_answers(add_check(retrieve=lambda *_: [long]), [ASKED], ASK)

@@ -26,7 +26,7 @@ from abstain_cli import app as cli
 from tests.learning.thresholds.builders import make_guarantee
 from tests.serving.builders import GUARANTEE, MISSING_GUARANTEE, write_scorer
 from tests.serving.clients import BASE, GateClient
-from tests.serving.conftest import MadeUpReleases, MakeRelease, MakeService
+from tests.serving.conftest import MakeService, Promote
 from tests.serving.gateways.conftest import make_transport
 from tests.serving.test_live_scorer import WRITER_ONNX
 
@@ -165,8 +165,7 @@ GATEWAYS = (Doors.http_gate, Doors.litellm, Doors.kgateway, Doors.portkey)
 def open_doors(
     settings: Settings,
     tmp_path: Path,
-    releases: MadeUpReleases,
-    make_release: MakeRelease,
+    promote: Promote,
     make_service: MakeService,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -185,7 +184,7 @@ def open_doors(
             changes = {"threshold": "0.0", "guarantee": case.guarantee}
             if case.scorer == "writer":
                 changes["scorer"] = write_scorer(folder, "writer", forward_tokens=0.0, writer=WRITER_ONNX)
-            releases.promote("v1.0.0", make_release(**changes))
+            promote(**changes)
             options = {"retrieve": retrieve, "familiarity": case.familiarity}
             client = stack.enter_context(GateClient(make_service(timeout_s=60, portkey_timeout_s=60, **options)))
             return Doors(folder, settings, client, monkeypatch, capsys)

@@ -69,7 +69,7 @@ def test_record_decision_keeps_it_with_its_feedback(log: DecisionLog) -> None:
 
 @pytest.mark.parametrize(
     ("shown", "kind", "display", "propensity"),
-    [(True, "show", "shown", 1), (False, "abstain", "withheld", None), (True, "unavailable", "shown", 1)],
+    [(False, "abstain", "withheld", None), (True, "abstain", "shown", 1), (True, "unavailable", "shown", 1)],
 )
 def test_record_decision_sets_display_and_propensity(
     log: DecisionLog, shown: bool, kind: str, display: str, propensity: float | None

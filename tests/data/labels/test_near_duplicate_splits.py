@@ -41,7 +41,7 @@ def find_groups(side: str, count: int = 1) -> list[str]:
     return list(islice(found, count))
 
 
-(HELD,), (TRAINED, OTHER) = find_groups("holdout"), find_groups("train", 2)
+(HELD,), (TRAINED,) = find_groups("holdout"), find_groups("train")
 
 
 def make_fillers(count: int) -> list[Row]:
@@ -67,15 +67,6 @@ def test_split_rows_first_group_decides_for_joined() -> None:
         assert rows["group"][found["joined"]].tolist() == [other]
 
 
-def test_split_rows_large_component_is_not_joined() -> None:
-    rows = make_rows([(HELD, 1, None, 0), (TRAINED, 1, None, 1), (OTHER, 1, None, 2), *make_fillers(38)])
-    found = split_rows(rows, BY_GROUP)
-    assert not found["joined"].any() and not found["left_out"].any()
-    assert found["split"].equals(assign_splits(rows["group"], rows["asked_at"], BY_GROUP))
-    flagged = has_near_duplicate_in_training(rows.assign(split=found["split"]))
-    assert rows["group"][flagged & (found["split"] == "holdout")].tolist() == [HELD]
-
-
 def test_has_near_duplicate_marks_validation_rows() -> None:
     others = find_groups("train", 30)
     splits = assign_splits(pd.Series(others), pd.Series([OPENS] * len(others)), BY_GROUP)
@@ -83,16 +74,6 @@ def test_has_near_duplicate_marks_validation_rows() -> None:
     rows = make_rows([(validating, 1, None, 0), (validating, 2, None, 0), *make_fillers(20)], [(trained, 1, None, 1)])
     flagged = has_near_duplicate_in_training(rows.assign(split=split_rows(rows, BY_GROUP)["split"]))
     assert flagged[flagged].index.tolist() == [0]
-
-
-def test_split_rows_later_twin_of_holdout_is_left_out() -> None:
-    history = [(HELD, 1, None, 0), (TRAINED, 2, None, 1), *make_fillers(80)]
-    later: list[Row] = [(TRAINED, 1, None, 2), (TRAINED, 3, None, 2)]
-    rows = make_rows(history, later)
-    found = split_rows(rows, BY_GROUP)
-    assert found.index[found["left_out"]].tolist() == [len(history)]
-    assert (found["split"] == "excluded").equals(found["left_out"])
-    assert not has_near_duplicate_in_training(rows.assign(split=found["split"])).any()
 
 
 def test_split_rows_newest_twin_leaves_training_alone() -> None:

@@ -304,11 +304,9 @@ def resolve_first(*rows: Review, **changes: object) -> pd.Series:
     return resolve_all(*rows, **changes).loc[0]
 
 
-def assign_all(
-    verdicts: pd.DataFrame, balance: list[int], weight: float = 0.4, shown_with: list[float] | None = None
-) -> pd.DataFrame:
+def assign_all(verdicts: pd.DataFrame, balance: list[int], weight: float = 0.4) -> pd.DataFrame:
     said = pd.DataFrame({"label": np.array(balance) > 0, "weight": weight})
-    return assign_labels(pd.Series(shown_with or [np.nan] * len(balance)), verdicts, np.array(balance), said, LABELS)
+    return assign_labels(pd.Series([np.nan] * len(balance)), verdicts, np.array(balance), said, LABELS)
 
 
 def resolve_all(*rows: Review, **changes: object) -> pd.DataFrame:
@@ -323,18 +321,10 @@ def test_assign_labels_review_outranks_thumbs() -> None:
     judged = review("a", complete=False, correct=True, truthful=False, inclusion_probability=0.2)
     found = assign_all(resolve_all(judged), [5, -1, 2])
     assert found["correct"].tolist() == [0, 0, 1] and found["source"].tolist() == ["review", "thumb", "thumb"]
-    assert found["weight"].tolist() == [1.0, 0.4, 0.4]
+    assert found["weight"].tolist() == [1.0, 0.4, 0.4] and found["sampled"].tolist() == [True, False, False]
     criteria = ["complete", "review_correct", "truthful", "inclusion_probability"]
     assert found.loc[0, criteria].tolist() == [False, True, False, 0.2]
     assert found.loc[1:, criteria].isna().all(axis=None)
-
-
-def test_assign_labels_unsampled_label_gets_propensity() -> None:
-    judged = resolve_all(review("a", inclusion_probability=0.2), review("b"))
-    found = assign_all(judged, [0, 0, 1], shown_with=[0.9, 0.5, 0.25])
-    assert found["inclusion_probability"].tolist() == [0.2, 0.5, 0.25]
-    assert found["sampled"].tolist() == [True, False, False], "a propensity says nothing of who reviews"
-    assert assign_all(judged, [0, 0, 1])["inclusion_probability"].isna().tolist() == [False, True, True]
 
 
 def test_assign_labels_no_balance_or_weight_gives_none() -> None:

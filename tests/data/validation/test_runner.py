@@ -10,7 +10,6 @@ import pytest
 
 from abstain.config.params import ValidationParams
 from abstain.core.contracts import Chunk, Document, Interaction, Review, Thumb, make_unnamed_context
-from abstain.core.errors import AbstainError
 from abstain.core.json_lines import to_json_lines
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.key_index import KeyIndex
@@ -230,14 +229,6 @@ def test_validate_store_checks_parts_in_order(tmp_path: Path, monkeypatch: pytes
         "reviews/i-1": ["review"],
     }
     assert result.n_failed_rows == 5
-
-
-def test_validate_store_broken_line_names_file(tmp_path: Path) -> None:
-    store = write_store(tmp_path, {"interactions": (interaction(),), "feedback": (feedback(),)})
-    with store.list_part_files(Thumb)[0].open("a") as file:
-        file.write('{"interaction_id": "i-1"}\n')
-    with pytest.raises(AbstainError, match=r"feedback/000001\.jsonl line 2: given_at: Field required"):
-        validate_store(store, PARAMS, NOW)
 
 
 def test_validate_store_many_failing_rows_are_counted(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from abstain.serving.service.gate_service import GateService
 from abstain.serving.service.schemas import MAX_ANSWERS
 from tests.learning.thresholds.builders import make_guarantee
 from tests.serving.clients import ASKED, GateClient, make_keys
-from tests.serving.conftest import Connect, MadeUpReleases, MakeRelease, MakeService
+from tests.serving.conftest import Connect, MakeService, Promote
 
 pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
 
@@ -77,9 +77,7 @@ def test_server_without_a_version_is_not_ready(make_service: MakeService) -> Non
     assert version["error"]["code"] == "A407"
 
 
-def test_gate_same_request_is_one_row_and_another_a_conflict(
-    client: GateClient, releases: MadeUpReleases, make_release: MakeRelease
-) -> None:
+def test_gate_same_request_is_one_row_and_another_a_conflict(client: GateClient, promote: Promote) -> None:
     first = client.decide(interaction_id="i-1")
     with ThreadPoolExecutor(8) as pool:
         repeated = list(pool.map(lambda _: client.decide(interaction_id="i-1"), range(24)))
@@ -87,8 +85,7 @@ def test_gate_same_request_is_one_row_and_another_a_conflict(
     rejected = client.post("/v1/gate", json={**ASKED, "answer": "another", "interaction_id": "i-1"})
     assert rejected.status_code == 409 and rejected.headers["content-type"] == "application/problem+json"
     assert sum(client.count_decisions().values()) == 1
-    threshold = "0.0" if first["decision"] == "abstain" else "1.1"
-    releases.promote("v1.1.0", make_release("v1.1.0", threshold=threshold))
+    promote("v1.1.0", threshold="0.0" if first["decision"] == "abstain" else "1.1")
     client.service.follower.refresh()
     again, new = client.decide(interaction_id="i-1"), client.decide(interaction_id="i-2")
     assert again["confidence"] == pytest.approx(first["confidence"])

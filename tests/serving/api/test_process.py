@@ -1,4 +1,4 @@
-"""The server as a process: killed and ended under load, and its memory over half an hour."""
+"""The server as a process: ended under load, and its memory over half an hour."""
 
 import itertools
 import math
@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import httpx
@@ -21,6 +21,7 @@ from abstain.config.settings import Settings
 from abstain.data.decision_log import queries
 from tests.checkout import ROOT
 from tests.data.decision_log.builders import open_log
+from tests.data.decision_log.test_log import wait_until
 from tests.serving.clients import ASKED
 from tests.serving.conftest import MakeRelease
 
@@ -76,46 +77,24 @@ def serving(folder: Path, settings: Settings) -> Iterator[tuple[str, subprocess.
         process.wait()
 
 
-def end_under_load(folder: Path, settings: Settings, by: signal.Signals, seconds: float) -> Load:
-    """End a server that is asked; every decision that it has acknowledged must be in the log."""
-    with serving(folder, settings) as (address, process):
-        load, deadline = Load(address), time.monotonic() + 20
-        with load.running():
-            while len(load.acknowledged) < 20 and time.monotonic() < deadline:
-                time.sleep(0.01)
-            time.sleep(seconds)
-            process.send_signal(by)
-            assert process.wait(30) in (0, -by)
-    log = open_log(f"sqlite:///{folder / 'log.sqlite'}")
-    assert [key for key in load.acknowledged if queries.get_decision(log.database, key) is None] == []
-    assert len(load.acknowledged) >= 20
-    log.close()
-    return load
-
-
 def read_memory(process: psutil.Process) -> int:
     """Bytes that the process has in memory, without pages of files, which the kernel drops and reads as others need."""
     memory = process.memory_info()
     return memory.rss - memory.shared
 
 
-@pytest.mark.slow
-def test_kill_loses_no_acknowledged_decision(folder: Path, settings: Settings) -> None:
-    end_under_load(folder, settings, signal.SIGKILL, 0.5)
-
-
-@pytest.mark.soak(twin="test_kill_loses_no_acknowledged_decision")
-def test_many_kills_lose_no_acknowledged_decision(folder: Path, settings: Settings) -> None:
-    for number in range(15):
-        end_under_load(folder, settings, signal.SIGKILL, 0.1 * number)
-        for file in folder.glob("log.sqlite*"):
-            file.unlink()
-
-
-@pytest.mark.soak(twin="test_kill_loses_no_acknowledged_decision")
+@pytest.mark.soak(twin="test_acknowledged_rows_survive_a_kill_of_two_processes")
 def test_terminate_answers_begun_requests(folder: Path, settings: Settings) -> None:
-    failed = end_under_load(folder, settings, signal.SIGTERM, 0).failed
-    assert all("Connect" in error or "disconnected" in error for error in failed), failed[:3]
+    """Every decision that the server has acknowledged is in the log."""
+    with serving(folder, settings) as (address, process):
+        load = Load(address)
+        with load.running():
+            wait_until(lambda: len(load.acknowledged) >= 20)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) in (0, -signal.SIGTERM)
+    assert all("Connect" in error or "disconnected" in error for error in load.failed), load.failed[:3]
+    with closing(open_log(f"sqlite:///{folder / 'log.sqlite'}")) as log:
+        assert [key for key in load.acknowledged if queries.get_decision(log.database, key) is None] == []
 
 
 @pytest.mark.soak(twin="test_gate_decides_and_logs")

@@ -18,7 +18,7 @@ from abstain.core.errors import AbstainError
 from abstain.serving.api.app import make_app
 from abstain.serving.api.server import MAX_LINES_PER_MINUTE, MAX_MESSAGES_PER_MINUTE, LogRateFilter, listen
 from abstain.serving.service.keys import ApiKeys
-from tests.serving.conftest import MadeUpReleases, MakeRelease, MakeService
+from tests.serving.conftest import MakeService, Promote
 
 pytestmark = pytest.mark.heavy
 CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance)
@@ -26,8 +26,8 @@ ROUTES = {"/v1/gate", "/v1/answer", "/v1/feedback", "/v1/contexts", "/v1/version
 
 
 @pytest.fixture
-def app(make_service: MakeService, releases: MadeUpReleases, make_release: MakeRelease) -> FastAPI:
-    releases.promote("v1.0.0", make_release())
+def app(make_service: MakeService, promote: Promote) -> FastAPI:
+    promote()
     return make_app(make_service(text_limit=2000), ApiKeys())
 
 

@@ -69,8 +69,6 @@ def test_states_of_another_answer_or_shape_are_rejected(client: GateClient, plai
         asked = {**ASKED, "states": {**description, "safetensors": encode(changed)}}
         response = client.post("/v1/gate", json=asked)
         assert response.status_code == 422 and response.json()["code"].startswith("A20")
-    outside = client.post("/v1/gate", json={"states": {**description, "path": "/etc/passwd"}})
-    assert outside.status_code == 422
     states = {**description, "safetensors": encode(tensors)}
     for part in ({"answer": "5"}, {"question": "?"}, {"contexts": ["c"]}, {"answer": "5", "call_id": "forgotten"}):
         response = client.post("/v1/gate", json={"states": states, **part})

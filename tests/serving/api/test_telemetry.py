@@ -1,17 +1,14 @@
 """One OpenTelemetry event a decision, in the trace of the request, without any text."""
 
 import gzip
-import os
-import subprocess
-import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from unittest.mock import Mock
 
-import pytest
 from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
 from pytest import MonkeyPatch
+from requests import Response
 
+from abstain.serving.decision import Decision
 from abstain.serving.service import telemetry
 from tests.serving.clients import ASKED, GateClient
 
@@ -40,28 +37,17 @@ def test_decision_event_is_in_the_trace_of_its_request(client: GateClient, monke
     assert dict(unavailable.attributes or {})["gen_ai.evaluation.score.label"] == "unavailable"
 
 
-@pytest.mark.heavy
-def test_export_events_sends_to_a_receiver() -> None:
-    """By a process of its own: a provider can be set once."""
-    received: list[tuple[str, bytes]] = []
-
-    class Receiver(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            received.append((self.path, self.rfile.read(int(self.headers["Content-Length"]))))
-            self.send_response(200)
-            self.end_headers()
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    script = (
-        "from abstain.serving.service.telemetry import emit_decision_event, export_events\n"
-        "from abstain.serving.decision import Decision\n"
-        "with export_events():\n"
-        "    emit_decision_event(Decision.unavailable('i-1', None), 'api', None)\n"
-    )
-    own = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{server.server_port}"}
-    subprocess.run([sys.executable, "-c", script], env={**os.environ, **own}, check=True, timeout=120)
-    server.shutdown()
-    ((path, content),) = received
-    content = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
-    assert path == "/v1/logs" and b"gen_ai.evaluation.result" in content and b"i-1" in content
+def test_export_events_sends_to_the_endpoint(monkeypatch: MonkeyPatch) -> None:
+    reply = Response()
+    reply.status_code = 200
+    send = Mock(return_value=reply)
+    monkeypatch.setattr("requests.adapters.HTTPAdapter.send", send)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318")
+    follow = lambda provider: monkeypatch.setattr(telemetry, "_logger", provider.get_logger("abstain.serve"))  # noqa: E731
+    monkeypatch.setattr(telemetry, "set_logger_provider", follow)  # which can be done once in a process
+    with telemetry.export_events():
+        telemetry.emit_decision_event(Decision.unavailable("i-1", None), "api", None)
+    (request,) = send.call_args.args
+    content = gzip.decompress(request.body) if request.body[:2] == b"\x1f\x8b" else request.body
+    assert request.url == "http://collector:4318/v1/logs"
+    assert b"gen_ai.evaluation.result" in content and b"i-1" in content

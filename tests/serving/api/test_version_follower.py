@@ -2,9 +2,7 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -22,14 +20,12 @@ from abstain.serving.service import version_follower
 from abstain.serving.service.gate_service import GateService
 from tests.data.decision_log.test_log import wait_until
 from tests.serving.clients import ASKED, GateClient
-from tests.serving.conftest import Connect, MadeUpReleases, MakeRelease, MakeService
+from tests.serving.conftest import Connect, MadeUpReleases, MakeRelease, Promote
 
 pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
 
 
-def test_refresh_takes_over_and_fails_no_request(
-    client: GateClient, releases: MadeUpReleases, make_release: MakeRelease
-) -> None:
+def test_refresh_takes_over_and_fails_no_request(client: GateClient, promote: Promote) -> None:
     stop = threading.Event()
 
     def keep_asking() -> set[str]:
@@ -41,7 +37,7 @@ def test_refresh_takes_over_and_fails_no_request(
     with ThreadPoolExecutor(3) as pool:
         askers = [pool.submit(keep_asking) for _ in range(3)]
         for minor in (1, 2, 3):
-            releases.promote(f"v1.{minor}.0", make_release(f"v1.{minor}.0"))
+            promote(f"v1.{minor}.0")
             client.service.follower.refresh()
         stop.set()
     assert set().union(*(asker.result() for asker in askers)) <= {f"v1.{minor}.0" for minor in range(4)}
@@ -50,7 +46,7 @@ def test_refresh_takes_over_and_fails_no_request(
 
 
 def test_garbage_collection_spares_a_loaded_version(
-    service: GateService, releases: MadeUpReleases, make_release: MakeRelease, monkeypatch: pytest.MonkeyPatch
+    service: GateService, promote: Promote, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(app, "REFRESH_INTERVAL_S", 0.05)
     cycle = type("Cycle", (), {})()
@@ -63,15 +59,12 @@ def test_garbage_collection_spares_a_loaded_version(
         del cycle
         gc.collect()
         assert of_first() is not None
-        releases.promote("v1.1.0", make_release("v1.1.0"))
+        promote("v1.1.0")
         wait_until(lambda: of_first() is None and gc.get_freeze_count() > objects / 2)
 
 
-def test_refresh_rejects_a_version_that_does_not_load(
-    client: GateClient, releases: MadeUpReleases, make_release: MakeRelease
-) -> None:
-    bad = make_release("v1.1.0", layout_digest="another")
-    releases.promote("v1.1.0", bad)
+def test_refresh_rejects_a_version_that_does_not_load(client: GateClient, promote: Promote) -> None:
+    promote("v1.1.0", layout_digest="another")
     for _ in range(2):
         client.service.follower.refresh()
     version = client.read_version()
@@ -79,7 +72,7 @@ def test_refresh_rejects_a_version_that_does_not_load(
     assert "v1.1.0 fails to load" in version["error"]["message"]
     assert client.get("/readyz").status_code == 200 and client.decide()["version"] == "v1.0.0"
     assert "abstain_version_load_failures 1.0" in client.read_metrics()
-    releases.promote("v1.3.0", make_release("v1.3.0"))
+    promote("v1.3.0")
     client.service.follower.refresh()
     assert client.decide()["version"] == "v1.3.0" and client.read_version()["error"] is None
 
@@ -126,17 +119,15 @@ SHADOW = "shadow-0123456789ab"
 
 
 @pytest.fixture
-def start(releases: MadeUpReleases, make_release: MakeRelease, make_service: MakeService) -> Iterator[Connect]:
+def start(connect: Connect, make_release: MakeRelease) -> Connect:
     """Open a client of a server whose shadow has these changes of its metadata."""
-    with ExitStack() as stack:
 
-        def open_client(mode: str = "shared", **changes: str) -> GateClient:
-            releases.promote("v1.0.0", make_release())
-            candidates = MadeUpReleases()
-            candidates.promote(SHADOW, make_release(SHADOW, **{"threshold": "0.0", **changes}))
-            return stack.enter_context(GateClient(make_service(candidates=candidates, shadow=mode)))
+    def open_client(mode: str = "shared", **changes: str) -> GateClient:
+        candidates = MadeUpReleases()
+        candidates.promote(SHADOW, make_release(SHADOW, **{"threshold": "0.0", **changes}))
+        return connect(candidates=candidates, shadow=mode)
 
-        yield open_client
+    return open_client
 
 
 def read_rows(client: GateClient) -> list[dict[str, Any]]:

@@ -26,6 +26,7 @@ def test_draw_decisions_chart_stacks_bars_in_the_chart() -> None:
     chart = parse(draw_decisions_chart(make_days((3, 2, 1, 1.0), (0, 0, 0, None), (10, 0, 0, 1.0))))
     bars = [(bar["class"], float(bar["y"]), float(bar["height"])) for bar in chart.find_all("rect")]
     assert [bar[0] for bar in bars] == [["show"], ["abstain"], ["unavailable"], ["show"]]
+    assert bars[0][2] == pytest.approx(3 * bars[2][2], abs=0.2)
     for (_, below, _), (_, above, height) in pairwise(bars[:3]):
         assert above + height == pytest.approx(below, abs=0.11)
     height = float(chart.svg["viewbox"].split()[3])
