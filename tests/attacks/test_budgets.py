@@ -64,9 +64,6 @@ class Server:
             connection.sendall(content)
         return connection
 
-    def send_json(self, path: str, **body: Any) -> socket.socket:
-        return self.send(path, json.dumps(body).encode())
-
     def send_unfinished(self, path: str, size: int, source: str = HOME) -> socket.socket:
         return self.send(path, b"x" * size, source, missing=1)
 
@@ -85,7 +82,6 @@ Serve = Callable[..., Server]
 
 @pytest.fixture
 def serve(make_service: MakeService, promote: Promote) -> Iterator[Serve]:
-    """Start a server with these keys and settings."""
     promote(includes_eos="false")
     with ExitStack() as servers, ExitStack() as connections:
 
@@ -155,7 +151,7 @@ def test_long_work_ends_with_its_time_and_its_caller(
     for path, body in work:
         steps.clear()
         for _ in range(10):  # on a busy machine the time may be over before the work begins
-            connection = server.send_json(path, **body)
+            connection = server.send(path, json.dumps(body).encode())
             if happens(lambda: bool(steps), 1):
                 break
             connection.close()

@@ -95,23 +95,18 @@ def is_alive(address: str) -> bool:
     return httpx.get(f"{address}/healthz", timeout=10).status_code == 200
 
 
-def split_address(address: str) -> tuple[str, int]:
-    parts = urlsplit(address)
-    assert parts.hostname and parts.port
-    return parts.hostname, parts.port
-
-
 def post_at_once(address: str, path: str, size: int, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
     """The reply to a client that sends the whole body before it reads."""
-    with closing(http.client.HTTPConnection(*split_address(address), timeout=20)) as connection:
+    with closing(http.client.HTTPConnection(urlsplit(address).netloc, timeout=20)) as connection:
         connection.request("POST", path, b"x" * size, headers or {})
         reply = connection.getresponse()
         return reply.status, reply.read()
 
 
-def exchange(address: tuple[str, int], content: bytes) -> bytes:
+def exchange(address: str, content: bytes) -> bytes:
     """What the server answers to raw bytes, up to the end of the connection, or of two seconds."""
-    with socket.create_connection(address, timeout=2) as connection:
+    parts = urlsplit(address)
+    with socket.create_connection((parts.hostname, parts.port), timeout=2) as connection:
         connection.sendall(content)
         received = b""
         try:
@@ -123,12 +118,12 @@ def exchange(address: tuple[str, int], content: bytes) -> bytes:
 
 
 def test_server_rejects_malformed_heads(address: str, assert_repelled: Count) -> None:
-    replies = {name: exchange(split_address(address), content) for name, content in HEADS.items()}
+    replies = {name: exchange(address, content) for name, content in HEADS.items()}
     accepted = [name for name, reply in replies.items() if reply and reply.split()[1][:1] != b"4"]
     accepted += [name for name, reply in replies.items() if reply.count(b"HTTP/1.1 ") > 1]
     assert accepted == [] and is_alive(address)
     allowed = GET + b"X: " + b"a" * 60_000 + b"\r\n\r\n"
-    assert exchange(split_address(address), allowed).startswith(b"HTTP/1.1 200"), "of a long head that is allowed"
+    assert exchange(address, allowed).startswith(b"HTTP/1.1 200"), "of a long head that is allowed"
     assert_repelled("malformed heads", len(HEADS), len(HEADS) - len(accepted))
 
 
@@ -173,7 +168,7 @@ def test_server_logs_few_lines_of_invalid_requests(
     logger.addHandler(caplog.handler)
     upgrade = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, close\r\nUpgrade: h2c\r\n\r\n"
     for content in (b"\x00\xff\x16\x03", upgrade) * 40:
-        exchange(split_address(address), content)
+        exchange(address, content)
     logger.removeHandler(caplog.handler)
     lines = [record for record in caplog.records if record.name == logger.name]
     assert lines

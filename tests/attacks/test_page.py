@@ -2,7 +2,6 @@
 
 import html
 import re
-from collections.abc import Iterator
 from urllib.parse import quote
 
 import pytest
@@ -10,11 +9,11 @@ from bs4 import BeautifulSoup
 from fastapi.testclient import TestClient
 
 from abstain.serving.service.gate_service import GateService
-from abstain.serving.service.keys import ApiKeys
 from tests.attacks.conftest import Count
-from tests.serving.clients import BASE
-from tests.serving.status_page.builders import make_server, queue_answers
-from tests.serving.status_page.test_page import send
+from tests.serving.status_page.builders import queue_answers
+from tests.serving.status_page.test_page import page, send
+
+__all__ = ["page"]
 
 pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
 
@@ -34,12 +33,6 @@ def list_runnable(page: str) -> list[str]:
     names = [tag.name for tag in tags if tag.name in ("script", "img", "iframe", "object", "embed")]
     names += [name for name, _ in attributes if name.startswith("on")]
     return names + [name for name, value in attributes if name in LINKS and "javascript:" in str(value).lower()]
-
-
-@pytest.fixture
-def page(service: GateService) -> Iterator[TestClient]:
-    with TestClient(make_server(service, ApiKeys()), BASE) as opened:
-        yield opened
 
 
 def test_pages_run_no_text_of_callers(page: TestClient, service: GateService, assert_repelled: Count) -> None:

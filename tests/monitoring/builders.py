@@ -50,10 +50,27 @@ def traffic(
     rng, answers = random.Random(seed), []
     questions = rng.sample(sample(), ASKED)
     for number in range(days * 70):
-        day, asked = number // 70, rng.choice(questions)
-        decided_at = start + timedelta(days=day, minutes=20 * (number % 70))
-        is_rewritten = rewritten_from is not None and day >= rewritten_from
-        answers.append(_make_answer(f"i-{number:05}", decided_at, asked, version, is_rewritten=is_rewritten, rng=rng))
+        key, day, asked = f"i-{number:05}", number // 70, rng.choice(questions)
+        decided_at, line = start + timedelta(days=day, minutes=20 * (number % 70)), asked.question.fact.topic.line
+        is_other = rewritten_from is not None and day >= rewritten_from and line == REWRITTEN
+        texts = {"question": asked.question.text, "answer": asked.answer, "product": line}
+        contexts = tuple(_rewrite(context) if is_other else context for context in asked.contexts)
+        shown = rng.random() < SHOWN
+        confidence = rng.uniform(0.6, 1.0) if shown else rng.uniform(0.0, 0.6)
+        right = rng.random() < (0.2 if is_other else CORRECT if shown else 0.3)
+        logged = decision(
+            key,
+            shown,
+            decided_at=decided_at,
+            confidence=confidence,
+            probability=CORRECT if shown else 0.3,
+            version=version,
+            product=line,
+            interaction=interaction(key, asked_at=decided_at, contexts=contexts, **texts),
+        )
+        after = (decided_at - ASKED_AT) / timedelta(days=1) + 1 / 24
+        verdict = review(key, days=after, inclusion_probability=REVIEWED, **dict.fromkeys(CRITERIA, right))
+        answers.append(GateAnswer(logged, verdict if rng.random() < REVIEWED else None))
     return answers
 
 
@@ -63,32 +80,6 @@ def write_log(url: str, answers: Sequence[GateAnswer]) -> None:
     for future in [log.record_decision(answer.decision) for answer in answers]:
         future.result()
     log.close()
-
-
-def _make_answer(
-    key: str, decided_at: datetime, asked: AnsweredQuestion, version: str, *, is_rewritten: bool, rng: random.Random
-) -> GateAnswer:
-    line = asked.question.fact.topic.line
-    is_other = is_rewritten and line == REWRITTEN
-    texts = {"question": asked.question.text, "answer": asked.answer, "product": line}
-    contexts = tuple(_rewrite(context) if is_other else context for context in asked.contexts)
-    shown = rng.random() < SHOWN
-    confidence = rng.uniform(0.6, 1.0) if shown else rng.uniform(0.0, 0.6)
-    right = rng.random() < (0.2 if is_other else CORRECT if shown else 0.3)
-    logged = decision(
-        key,
-        shown,
-        decided_at=decided_at,
-        confidence=confidence,
-        probability=CORRECT if shown else 0.3,
-        version=version,
-        product=line,
-        interaction=interaction(key, asked_at=decided_at, contexts=contexts, **texts),
-    )
-    days = (decided_at - ASKED_AT) / timedelta(days=1) + 1 / 24
-    criteria = dict.fromkeys(CRITERIA, right)
-    verdict = review(key, days=days, inclusion_probability=REVIEWED, **criteria)
-    return GateAnswer(logged, verdict if rng.random() < REVIEWED else None)
 
 
 def _rewrite(context: Context) -> Context:

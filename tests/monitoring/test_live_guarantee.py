@@ -103,15 +103,12 @@ def test_check_interval_covers_the_truth_and_narrows() -> None:
     assert early.low < early.estimate < early.high
 
 
-def test_check_without_reviews_has_no_evidence() -> None:
+def test_check_without_reviews_or_of_one_document_proves_nothing() -> None:
     for nothing in ([], [EMPTY], [EMPTY, EMPTY]):
         result = check(nothing)
         assert not result.is_violated and (result.e_value, result.reviews) == (1.0, 0)
         assert (result.low, result.high) == (0.0, 1.0)
         assert np.isnan(result.estimate)
-
-
-def test_check_of_one_document_is_never_violated() -> None:
     result = check([make_batch([0], [1])] * 50)
     assert not result.is_violated and result.documents == 1 and result.estimate == 0
 

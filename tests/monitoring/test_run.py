@@ -75,8 +75,6 @@ class WordCounts:
 
 @dataclass(frozen=True)
 class Log:
-    """A decision log with the data folder of its reviews."""
-
     database: LogDatabase
     folder: Path
 

@@ -25,7 +25,6 @@ NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 def read(
     folder: Path, decisions: Sequence[LoggedDecision], feedback: Sequence[Thumb] = (), shown_sampling_rate: float = 1.0
 ) -> Traffic:
-    """Log decisions and feedback, and read the traffic until `NOW`."""
     log = open_log(url_of(folder), withheld_sampling_rate=1.0, shown_sampling_rate=shown_sampling_rate)
     record(log, *decisions)
     for number, row in enumerate(feedback):

@@ -50,7 +50,6 @@ def make_set(
 
 
 def make_equal_set() -> EvaluationSet:
-    """Candidate and champion have the same confidences."""
     equal = make_set()
     equal.confidences[CHAMPION] = equal.confidences[CANDIDATE].copy()
     return equal

@@ -53,8 +53,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(model: Path) -> PlainModel:
-    """An engine of the same base model."""
     return PlainModel.load(model)
+
+
+@pytest.fixture
+def states_folder(tmp_path: Path) -> Path:
+    (tmp_path / "states").mkdir()
+    return tmp_path / "states"
 
 
 @pytest.fixture

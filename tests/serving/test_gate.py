@@ -77,9 +77,7 @@ def test_gate_unavailable_is_withheld_unless_set(open_gate: OpenGate) -> None:
         unguaranteed = open_gate(on_unavailable, guarantee=MISSING_GUARANTEE).decide(*TEXTS)
         for decision in (nothing, unnamed, unguaranteed):
             assert decision.decision == "unavailable" and decision.show is (on_unavailable == "show")
-        assert unnamed.reason is not None and "the hidden states of the answer" in unnamed.reason.message
-        assert unguaranteed.confidence is not None and unguaranteed.reason is not None
-        assert unguaranteed.reason.code is Code.NO_THRESHOLD
+        assert "the hidden states of the answer" in str(unnamed.reason)
 
 
 def test_gate_reasoning_is_no_part_of_the_answer(open_gate: OpenGate) -> None:

@@ -9,7 +9,6 @@ from tests.data.decision_log.builders import open_log, url_of
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[DecisionLog]:
-    """An empty log in `tmp_path`."""
     opened = open_log(url_of(tmp_path))
     yield opened
     opened.close()

@@ -1,5 +1,8 @@
 import os
+import random
 import sqlite3
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -14,8 +17,8 @@ from abstain.data.decision_log import log as module
 from abstain.data.decision_log import queries
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.log import DecisionLog
+from tests.checkout import ROOT
 from tests.data.decision_log.builders import decision, get_outcome, open_log, record, url_of
-from tests.data.decision_log.processes import assert_acknowledged_rows, kill_writers
 from tests.data.decision_log.test_log import wait_until
 from tests.factories import feedback
 
@@ -134,8 +137,47 @@ def test_writer_thread_survives_a_defect(
     log.close()
 
 
+WRITER = """
+import os, sys
+from itertools import count
+from tests.data.decision_log.builders import decision, open_log
+from tests.factories import feedback
+
+log = open_log(sys.argv[1])
+for key in (f"{sys.argv[2]}-{number}" for number in count()):
+    for future in (log.record_decision(decision(key)), log.record_feedback(f"f-{key}", feedback(key, comment=key))):
+        future.result()
+    os.write(1, f"{key}\\n".encode())  # whole lines: a line is written at once or not at all
+"""
+
+
+def kill_writers(url: str, *names: str, seed: int) -> list[str]:
+    """Kill processes that log, all at once at a random moment, and return the ids that they had acknowledged."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    commands = [[sys.executable, "-c", WRITER, url, name] for name in names]
+    writers = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for command in commands]
+    try:
+        first = [writer.stdout.readline().strip() for writer in writers]
+        time.sleep(random.Random(seed).uniform(0.05, 0.5))
+    finally:
+        for writer in writers:
+            writer.kill()
+    return first + [key for writer in writers for key in writer.communicate()[0].split()]
+
+
+def assert_acknowledged_rows(url: str, acknowledged: list[str]) -> None:
+    """Assert that every acknowledged row is in the log, whole, and that the log can be opened."""
+    with closing(open_log(url)) as log:
+        for key in acknowledged:
+            details = queries.get_decision(log.database, key)
+            assert details.decision.interaction.interaction_id == key
+            assert [row.comment for row in details.feedback] == [key]
+        counts = queries.count_decisions(log.database)
+        assert counts["show"] >= len(acknowledged) <= counts["feedback"]
+
+
 def test_acknowledged_rows_survive_a_kill_of_two_processes(tmp_path: Path) -> None:
-    acknowledged = kill_writers(url_of(tmp_path), ["a", "b"], seed=0)
+    acknowledged = kill_writers(url_of(tmp_path), "a", "b", seed=0)
     assert {key[0] for key in acknowledged} == {"a", "b"}
     assert_acknowledged_rows(url_of(tmp_path), acknowledged)
 
@@ -144,5 +186,5 @@ def test_acknowledged_rows_survive_a_kill_of_two_processes(tmp_path: Path) -> No
 def test_acknowledged_rows_survive_many_kills(tmp_path: Path) -> None:
     acknowledged: list[str] = []
     for seed in range(40):
-        acknowledged += kill_writers(url_of(tmp_path), [f"a{seed}", f"b{seed}"], seed)
+        acknowledged += kill_writers(url_of(tmp_path), f"a{seed}", f"b{seed}", seed=seed)
         assert_acknowledged_rows(url_of(tmp_path), acknowledged)

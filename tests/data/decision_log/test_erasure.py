@@ -46,7 +46,6 @@ def read_states(log: DecisionLog, keys: str = "abc") -> dict[str, tuple[str, str
 
 
 def list_texts(folder: Path) -> set[str]:
-    """List the names whose texts the files of the log contain."""
     content = bytes_in(folder)
     return {name for name in NAMES if f"<{name}>".encode() in content}
 

@@ -16,7 +16,6 @@ from abstain.data.decision_log.log import DecisionLog
 from abstain.data.decision_log.queue import SampledAnswer, count_progress, fill_queue, hold_next_open
 from abstain.ingest.sources.decision_log import DecisionLogSource
 from tests.data.decision_log.builders import AT, decision, get_outcome, open_log, record
-from tests.data.decision_log.processes import assert_acknowledged_rows, kill_writers
 from tests.factories import feedback, interaction, review
 from tests.postgres import database, start_postgres
 
@@ -98,11 +97,6 @@ def test_postgres_sequence_numbers_follow_commits(url: str) -> None:
     assert len(seen) == len(set(seen)) == 900
     for log in logs:
         log.close()
-
-
-def test_postgres_acknowledged_rows_survive_a_kill(url: str) -> None:
-    acknowledged = kill_writers(url, ["a", "b"], seed=1)
-    assert_acknowledged_rows(url, acknowledged)
 
 
 def test_postgres_away_fails_rows_until_it_is_back() -> None:

@@ -188,7 +188,6 @@ def cap_weights(rows: list[Vote], limit: float = 0.05, correct: bool = True) -> 
 
 
 def make_votes(*thumbs: int) -> list[Vote]:
-    """Make this number of ups by each user, each on an answer of its own."""
     users = np.repeat(np.arange(1, len(thumbs) + 1), thumbs)
     return [(row, int(user), True) for row, user in enumerate(users)]
 

@@ -20,7 +20,6 @@ SECOND = (review("a", inclusion_probability=0.25), feedback("a"))
 
 
 def add_batch(folder: Path, rows: Iterable[StoredRow], files: dict[str, bytes] | None = None) -> KeyIndex:
-    """Publish a batch with `rows`, and return its index."""
     store = DataStore(folder)
     index = store.build_key_index()
     with StagedBatch(store) as staging:

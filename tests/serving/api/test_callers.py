@@ -1,6 +1,5 @@
 """What a caller may send: so many rows a minute, and so many tries of a conversation for each question within an hour."""
 
-from collections.abc import Callable
 from unittest.mock import Mock
 
 import pytest
@@ -16,12 +15,6 @@ from tests.serving.conftest import Connect
 FEE = ("key bot", "c1", "What is the fee?")
 
 
-def make_quota(per_minute: int) -> tuple[Quota, Callable[[float], None]]:
-    """A quota, and what sets its clock."""
-    now = [0.0]
-    return Quota(per_minute, "rows", lambda: now[0]), lambda seconds: now.__setitem__(0, seconds)
-
-
 def test_caller_name_is_of_its_key_or_address() -> None:
     scope = {"type": "http", "client": ("10.0.0.1", 5000)}
     assert get_caller_name(scope, ApiKey("ann", frozenset(), "5e")) == "key ann"
@@ -30,30 +23,32 @@ def test_caller_name_is_of_its_key_or_address() -> None:
 
 
 def test_quota_is_refilled_evenly_for_each_caller() -> None:
-    quota, set_clock = make_quota(60)
+    now = [0.0]
+    quota = Quota(60, "rows", lambda: now[0])
     quota.take("a", 60)
     with pytest.raises(QuotaExceeded, match="a has sent 60 rows") as rejected:
         quota.take("a", 2)
     assert rejected.value.retry_after == 2
     quota.take("b")
-    set_clock(2.0)
+    now[0] = 2.0
     quota.take("a", 2)
     with pytest.raises(QuotaExceeded):
         quota.take("a")
     quota.take("c", 120)  # once in the time of a longer list
-    set_clock(121.0)
+    now[0] = 121.0
     with pytest.raises(QuotaExceeded) as rejected:
         quota.take("c", 120)
     assert rejected.value.retry_after == 1
-    set_clock(122.0)
+    now[0] = 122.0
     quota.take("c", 120)
 
 
 def test_quota_forgets_callers_of_long_ago() -> None:
-    quota, set_clock = make_quota(60)
+    now = [0.0]
+    quota = Quota(60, "rows", lambda: now[0])
     for number in range(MAX_CALLERS):
         quota.take(str(number))
-    set_clock(1.0)
+    now[0] = 1.0
     quota.take("new")
     assert len(quota._used) == 1
 

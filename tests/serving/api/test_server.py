@@ -1,5 +1,3 @@
-"""What the server answers at every route, and what it logs."""
-
 import logging
 
 import pytest

@@ -1,5 +1,3 @@
-"""States that an engine has computed: nothing is read again, and what is not the scorer's is refused."""
-
 import base64
 import json
 from pathlib import Path
@@ -16,12 +14,6 @@ from tests.serving.conftest import Connect, MadeUpReleases
 from tests.serving.engine_files import PlainModel, plain_prompt
 
 pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
-
-
-@pytest.fixture
-def states_folder(tmp_path: Path) -> Path:
-    (tmp_path / "states").mkdir()
-    return tmp_path / "states"
 
 
 @pytest.fixture

@@ -1,5 +1,3 @@
-"""One OpenTelemetry event a decision, in the trace of the request, without any text."""
-
 import gzip
 from unittest.mock import Mock
 

@@ -69,13 +69,11 @@ def make_worker(
 
 @pytest.fixture
 def connect(make_worker: MakeService) -> Iterator[Connect]:
-    """Open a client of a worker with these keys and serve settings."""
     with ExitStack() as stack:
         yield lambda keys=None, **settings: stack.enter_context(GateClient(make_worker(**settings), keys))
 
 
 def read_recorded(name: str, **changes: Any) -> dict[str, Any]:
-    """A recorded request, with some of its fields replaced."""
     content = json.loads((Path(__file__).parent / "recorded" / f"{name}.json").read_text())
     return {**content, **changes}
 

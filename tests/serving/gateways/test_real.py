@@ -18,7 +18,7 @@ import yaml
 
 from abstain.serving.api.app import make_app
 from tests.ports import free_port
-from tests.serving.clients import GateClient, make_keys
+from tests.serving.clients import GateClient, bearer, make_keys
 from tests.serving.conftest import MakeService
 from tests.serving.gateways.conftest import QUESTION, WITHHELD, Answers, make_registration
 from tests.serving.status_page.builders import listening
@@ -61,24 +61,18 @@ def proxying(folder: Path, answers: Answers, addresses: dict[str, str], key: dic
         stdout=(folder / "litellm.log").open("wb"),
         stderr=subprocess.STDOUT,
     )
-    headers, deadline = {"Authorization": f"Bearer {master}"}, time.monotonic() + STARTS_WITHIN_S
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=60) as client:
-            while not is_alive(client):
-                assert time.monotonic() < deadline and started.poll() is None, (folder / "litellm.log").read_text()[
-                    -3000:
-                ]
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=bearer(master), timeout=60) as client:
+            for _ in range(STARTS_WITHIN_S):
+                with suppress(httpx.TransportError):
+                    if client.get("/health/liveliness").status_code == 200:
+                        break
+                assert started.poll() is None, (folder / "litellm.log").read_text()[-3000:]
                 time.sleep(1)
             yield client
     finally:
         started.terminate()
         started.wait(30)
-
-
-def is_alive(client: httpx.Client) -> bool:
-    with suppress(httpx.TransportError):
-        return client.get("/health/liveliness").status_code == 200
-    return False
 
 
 def read_answer(answer: httpx.Response) -> str:

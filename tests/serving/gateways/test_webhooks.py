@@ -228,9 +228,6 @@ def test_kgateway_body_of_another_schema_is_withheld(connect: Connect) -> None:
         assert client.count_decisions() == {"unavailable": total}
 
 
-PORTKEY_WAITS_S = 3.0
-
-
 def send_event(client: GateClient, body: dict[str, Any]) -> dict[str, Any]:
     sent = client.post("/gateways/portkey", content=json.dumps(body), headers={"content-type": "application/json"})
     assert sent.status_code == 200, sent.text
@@ -251,18 +248,6 @@ def make_event(*texts: str | None) -> dict[str, Any]:
 @pytest.fixture
 def client(connect: Connect) -> GateClient:
     return connect()
-
-
-def test_portkey_shown_answer_passes(client: GateClient, answers: Answers) -> None:
-    client.post("/v1/contexts", json=make_registration())
-    outcome = send_event(client, make_event(answers[0]))
-    assert outcome["verdict"] is True and "transformedData" not in outcome
-    decision = client.read_decision(outcome["data"]["answers"][0]["interaction_id"]).decision
-    assert (decision.decision, decision.source) == ("show", "portkey")
-    client.post("/v1/contexts", json=make_registration(question="How long may a company's be overdrawn?"))
-    (summary,) = send_event(client, make_event(answers[0]))["data"]["answers"]
-    interaction = client.read_decision(summary["interaction_id"]).decision.interaction
-    assert interaction.question == "How long may a company's be overdrawn?", "it precedes the last message"
 
 
 def test_portkey_withheld_answer_is_replaced(client: GateClient, answers: Answers) -> None:
@@ -328,7 +313,7 @@ def stuck() -> Iterator[threading.Event]:
 def test_portkey_slow_decision_is_no_pass(
     connect: Connect, answers: Answers, stuck: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert ServeSettings().portkey_timeout_s + GRACE_S < PORTKEY_WAITS_S
+    assert ServeSettings().portkey_timeout_s + GRACE_S < 3, "seconds that Portkey waits"
     client = connect(portkey_timeout_s=0.05)
     client.post("/v1/contexts", json=make_registration())
     score_with_model = Gate.score_with_model

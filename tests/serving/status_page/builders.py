@@ -52,7 +52,6 @@ def withheld(key: str, **changes: Any) -> LoggedDecision:
 
 
 def queue_answers(service: GateService, *keys: str, probability: float = 3 / 17) -> None:
-    """Put an answer for each of `keys` into the review queue."""
     rows = [interaction(key, question=f"Is it {key}?", contexts=cited(f"about {key}")) for key in keys]
     fill_queue(service.log.database, [SampledAnswer(row, probability) for row in rows], (), datetime.now(UTC))
 
