@@ -55,8 +55,6 @@ define subflow check with abstain
 """
 RAILS = "models: []\nrails:\n  output:\n    flows:\n      - check with abstain\n"
 Way = Callable[[], Any]
-
-
 WITHHELD = Decision("i-1", "abstain", 0.1, 0.5, "v1.0.0", None)
 
 

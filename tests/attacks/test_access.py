@@ -10,14 +10,13 @@ from fastapi.testclient import TestClient
 
 from abstain.serving.service.keys import ROLES, ApiKeys, create_key
 from tests.attacks.conftest import Count
-from tests.serving.clients import ASKED, BASE, bearer
+from tests.serving.clients import ASKED, BASE, QUESTION, bearer
 from tests.serving.conftest import MakeService, Promote
 from tests.serving.status_page.builders import make_server
 from tests.serving.status_page.test_page import log_in, token_of
 
 pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
 
-QUESTION = {"question": "What is the fee?", "contexts": ["The fee is 5."], "max_new_tokens": 6}
 OPEN = ("/healthz", "/readyz", "/metrics", "/openapi.json", "/")
 API: dict[str, Any] = {
     "/v1/gate": ASKED,

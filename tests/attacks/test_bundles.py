@@ -69,8 +69,7 @@ def registry(promoted: Path) -> dict[str, Any]:
     """registry.json with `promoted` in production as v1.2.0."""
     sha256 = hashlib.sha256((promoted / paths.RELEASED_ONNX.name).read_bytes()).hexdigest()
     event = promotion("v1.2.0", sha256=sha256, bundle_sha256=(promoted / DIGEST_FILE).read_text().strip())
-    content: dict[str, Any] = json.loads(Registry().promote(event).to_json())
-    return content
+    return json.loads(Registry().promote(event).to_json())
 
 
 @pytest.fixture

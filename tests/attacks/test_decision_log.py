@@ -68,8 +68,7 @@ def test_registered_call_belongs_to_its_key(connect: Connect, answers: Answers, 
 
     def decide(name: str, **more: str) -> dict[str, Any]:
         body = {"call_id": "call", "answer": answers[0], **more}
-        decision: dict[str, Any] = client.post("/v1/gate", json=body, headers=headers[name]).json()
-        return decision
+        return client.post("/v1/gate", json=body, headers=headers[name]).json()
 
     before = decide("ann")
     assert before["show"] is True
@@ -136,24 +135,15 @@ def test_rows_per_minute_of_a_caller_are_limited(connect: Connect, answers: Answ
     assert_repelled("rows beyond the limit", len(tried) + 1, repelled)
 
 
-@pytest.fixture
-def log_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(module, "CHECK_INTERVAL_S", 0.02)
-    return tmp_path / "log.sqlite"
-
-
-def delete(file: Path) -> None:
-    for part in file.parent.glob(f"{file.name}*"):
-        part.unlink()
-
-
 def test_log_that_takes_no_rows_shows_nothing(
-    log_file: Path, connect: Connect, answers: Answers, assert_repelled: Count
+    tmp_path: Path, connect: Connect, answers: Answers, monkeypatch: pytest.MonkeyPatch, assert_repelled: Count
 ) -> None:
-    client = connect(on_unavailable="show")
+    monkeypatch.setattr(module, "CHECK_INTERVAL_S", 0.02)
+    client, log_file = connect(on_unavailable="show"), tmp_path / "log.sqlite"
     assert client.get("/readyz").status_code == 200
     litellm = {"input_type": "response", "litellm_call_id": "c", "texts": [answers[0]]}
-    delete(log_file)
+    for part in tmp_path.glob("log.sqlite*"):
+        part.unlink()
     log_file.write_bytes(b"junk" * 5000)
     wait_until(lambda: client.get("/readyz").status_code == 503)
     replies = [
@@ -167,7 +157,7 @@ def test_log_that_takes_no_rows_shows_nothing(
     assert "abstain_log_writable 0.0" in client.read_metrics()
     assert replies[0].status_code == replies[2].status_code == replies[3].status_code == 503
     assert replies[-1].json()["action"] == "BLOCKED"
-    repelled = sum(str(log_file.parent) not in reply.text and '"show":true' not in reply.text for reply in replies)
+    repelled = sum(str(tmp_path) not in reply.text and '"show":true' not in reply.text for reply in replies)
     log_file.unlink()
     wait_until(lambda: client.get("/readyz").status_code == 200)
     assert client.decide(**make_gate_body(answers[0]))["show"] is True

@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 
-from abstain.core.contracts import CRITERIA, Context, Review
+from abstain.core.contracts import CRITERIA, Review
 from abstain.core.json_lines import to_json_lines
 from abstain.data.decision_log.decisions import LoggedDecision
 from abstain.data.store.dataset import IngestedBatch
@@ -54,7 +54,10 @@ def traffic(
         decided_at, line = start + timedelta(days=day, minutes=20 * (number % 70)), asked.question.fact.topic.line
         is_other = rewritten_from is not None and day >= rewritten_from and line == REWRITTEN
         texts = {"question": asked.question.text, "answer": asked.answer, "product": line}
-        contexts = tuple(_rewrite(context) if is_other else context for context in asked.contexts)
+        contexts = tuple(asked.contexts)
+        if is_other:
+            new = "New terms apply. Ask at a branch what holds for you. "
+            contexts = tuple(each.model_copy(update={"text": new + each.text[::-1]}) for each in contexts)
         shown = rng.random() < SHOWN
         confidence = rng.uniform(0.6, 1.0) if shown else rng.uniform(0.0, 0.6)
         right = rng.random() < (0.2 if is_other else CORRECT if shown else 0.3)
@@ -80,11 +83,6 @@ def write_log(url: str, answers: Sequence[GateAnswer]) -> None:
     for future in [log.record_decision(answer.decision) for answer in answers]:
         future.result()
     log.close()
-
-
-def _rewrite(context: Context) -> Context:
-    text = f"New terms apply. Ask at a branch what holds for you. {context.text[::-1]}"
-    return context.model_copy(update={"text": text})
 
 
 def write_data(folder: Path, answers: Sequence[GateAnswer]) -> None:

@@ -1,5 +1,3 @@
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -35,9 +33,9 @@ STATISTICS = {
 }
 
 
-def list_alarms(statistics: Mapping[str, Any] = MappingProxyType({}), **compared: Any) -> dict[Code, Alarm]:
+def list_alarms(statistics: dict[str, Any] | None = None, **compared: Any) -> dict[Code, Alarm]:
     """Raise the alarms of a window at all its limits, except for these changes."""
-    window = make_window_statistics(**{**STATISTICS, "compared": {**COMPARED, **compared}, **statistics})
+    window = make_window_statistics(**{**STATISTICS, "compared": {**COMPARED, **compared}, **(statistics or {})})
     return {alarm.code: alarm for alarm in raise_alarms(window, EXAMPLES, PARAMS)}
 
 

@@ -1,13 +1,8 @@
 import numpy as np
 import pytest
 
-from abstain.monitoring.drift import (
-    MAX_ROWS,
-    classifier_two_sample_test,
-    combine_p_values,
-    measure_novelty,
-    permutation_test,
-)
+from abstain.monitoring import drift
+from abstain.monitoring.drift import classifier_two_sample_test, combine_p_values, measure_novelty, permutation_test
 from abstain.monitoring.group_permutation import GroupedSamples
 from benchmarks.monitoring import ALARMS, SHIFTS, Traffic, measure_drift_alarms
 
@@ -72,15 +67,15 @@ def test_drift_tests_are_deterministic(test) -> None:  # type: ignore[no-untyped
 
 def test_permutation_test_reduces_many_long_vectors() -> None:
     generator = np.random.default_rng(0)
-    before = generator.standard_normal((MAX_ROWS + 500, 700)).astype(np.float32)
-    now = generator.standard_normal((MAX_ROWS + 500, 700)).astype(np.float32) + 0.2
-    groups = np.arange(MAX_ROWS + 500) % 50
+    before = generator.standard_normal((drift.MAX_ROWS + 500, 700)).astype(np.float32)
+    now = generator.standard_normal((drift.MAX_ROWS + 500, 700)).astype(np.float32) + 0.2
+    groups = np.arange(drift.MAX_ROWS + 500) % 50
     result = permutation_test(before, now, groups, groups, 0)
-    assert result.p_value < 0.05 and max(result.examples) < MAX_ROWS + 500
+    assert result.p_value < 0.05 and max(result.examples) < drift.MAX_ROWS + 500
 
 
 def test_permutation_test_samples_rows_with_their_documents() -> None:
-    groups = np.repeat(np.arange(50), (MAX_ROWS + 500) // 50)
+    groups = np.repeat(np.arange(50), (drift.MAX_ROWS + 500) // 50)
     before, now = (
         5.0 * groups[:, None] + np.random.default_rng(seed).standard_normal((len(groups), 4)) for seed in (1, 2)
     )

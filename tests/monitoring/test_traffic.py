@@ -20,6 +20,7 @@ from tests.factories import cited, interaction, review
 from tests.monitoring.builders import PARAMS, GateAnswer, write_data
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
+START = datetime(2026, 11, 2, tzinfo=UTC)
 
 
 def read(
@@ -96,9 +97,6 @@ def test_batch_reviews_by_day_has_coverage_since_the_last_batch() -> None:
     )
     batches = batch_reviews_by_day(rows, decisions)
     assert [(day, batch.coverage) for day, batch in batches] == [(days[0], 0.75), (days[1], 1.0), (days[3], 5 / 6)]
-
-
-START = datetime(2026, 11, 2, tzinfo=UTC)
 
 
 def make_times(count_by_day: dict[int, int]) -> pd.Series:

@@ -40,6 +40,9 @@ from tests.reports.builders import make_holdout_metrics
 
 BETTER, NOT_WORSE = f"better than champion {CHAMPION}", f"not worse than {CHAMPION}"
 WORSE = {"probe": 0.8, "champion": 1.6}
+RUNS = 30
+MISSING = MissingGuarantee("about 500 more reviews are needed", 500)
+UNGUARANTEED = {"missing_guarantee": MISSING, "allow_missing_guarantee": True}
 
 
 def test_check_candidate_better_is_approved_checks_have_codes() -> None:
@@ -367,10 +370,6 @@ def test_check_candidate_weight_counts_as_repeated_rows(champion: str | None) ->
     assert get_check(weighted, "precision").value != pytest.approx(get_check(check_set(once), "precision").value)
 
 
-MISSING = MissingGuarantee("about 500 more reviews are needed", 500)
-UNGUARANTEED = {"missing_guarantee": MISSING, "allow_missing_guarantee": True}
-
-
 def test_check_candidate_missing_guarantee_only_if_allowed() -> None:
     few = make_set(rows=12, probe=0.0)
     first = check_set(few, few, champion=None, **UNGUARANTEED)
@@ -449,9 +448,6 @@ def print_passed_when_worse(samples: int) -> None:
 if __name__ == "__main__":
     evaluation_set.RESAMPLING = BootstrapConfig(100, 3)
     print_passed_when_worse(int(sys.argv[1]))
-
-
-RUNS = 30
 
 
 @pytest.mark.heavy

@@ -12,6 +12,7 @@ from abstain.serving.service.keys import ApiKeys, Role, create_key
 
 BASE = "http://127.0.0.1"
 ASKED = {"question": "What is the fee?", "contexts": ["The fee is 5."], "answer": "5"}
+QUESTION = {"question": "What is the fee?", "contexts": ["The fee is 5."], "max_new_tokens": 6}
 
 
 class GateClient(TestClient):

@@ -88,7 +88,6 @@ class Served:
     def approximate(self, row: Interaction = ROW) -> Any:
         """The confidence by the project's own engine, nearly."""
         (decision,) = self.predictor.decide_interactions([row])
-        assert decision.confidence is not None
         return pytest.approx(decision.confidence, abs=1e-5)
 
 
@@ -192,7 +191,6 @@ def test_parse_states_reads_half_precision() -> None:
 @pytest.mark.parametrize(
     ("content", "changes", "spec", "message"),
     [
-        (example(), {"engine": "sglang", "layers": (4,)}, {}, "given are 4: SGLang gives the last one alone"),
         (example(), {}, {"site": "mlp"}, "feed-forward block, which no engine gives"),
         (file_of(torch.zeros(5, 1, 3), [0, 1, EOS, 3, 4]), {}, {}, "what ends an answer stands within it"),
         (example(dtype=torch.float64), {}, {}, "hidden_states are torch.float64"),
@@ -283,9 +281,8 @@ def test_read_states_of_base64() -> None:
     size = len(example())
     assert read_states(StatesInput(**asked), SPEC, None, size) is not None
     for limit in (size - 1, size // 2):
-        with pytest.raises(AbstainError, match=f"more than {limit} bytes") as error:
+        with pytest.raises(AbstainError, match=f"more than {limit}", check=lambda error: error.code is Code.TOO_LARGE):
             read_states(StatesInput(**asked), SPEC, None, limit)
-        assert error.value.code == Code.TOO_LARGE
 
 
 def test_states_input_rejects_a_wrong_description() -> None:

@@ -72,7 +72,6 @@ def test_generate_answers_unfamiliar_question_is_withheld(add_check: AddCheck, a
     assert (decision.decision, decision.show, decision.confidence) == ("abstain", False, None)
     assert decision.reason is not None and decision.reason.code is Code.UNFAMILIAR
     assert decision.reason.message == "the base model does not know Fugue: no answer was written"
-    assert checked.familiarity is not None
     assert decision.forward_tokens == checked.familiarity.familiarity.cost.forward_tokens > 0
     assert plain.text and plain.decision.reason is None and plain.decision.forward_tokens == 0
     (again,) = generate_answers(checked, [ASKED], ASK)

@@ -32,6 +32,8 @@ from tests.serving.conftest import Open, OpenGate
 from tests.serving.status_page.builders import fused_release
 
 TEXTS = ("What is the fee?", ["The fee is 5."], "5")
+NEEDED = ("version", "model", "model_revision", "layout", "layout_digest", "layer", "site", "too_long", "scorer")
+Decide = Callable[..., tuple[Gate, FeatureSource]]
 
 
 def test_gate_decides_as_the_predictor_does(gate: Gate) -> None:
@@ -58,7 +60,6 @@ def test_gate_decision_names_heading_and_page(gate: Gate) -> None:
 
 def test_gate_states_give_the_same_and_cost_nothing(gate: Gate) -> None:
     ((states,),) = gate.predictor.reader.read([make_interaction(*TEXTS)]).batch.features.values()
-    assert states is not None
     engine = gate.predictor.source.load_engine()
     before = engine.stats.pass_tokens
     decision = gate.decide(states=states.float(), interaction_id="i-2")
@@ -128,7 +129,6 @@ def test_explain_splits_the_answer_with_its_likelihood(fused_gate: Gate, answer:
     assert all(piece.text for piece in found.tokens), "tokens that make one character are one piece"
     source = next(source for source in fused_gate.predictor.reader.sources if isinstance(source.operation, module.NLL))
     (surprise,) = fused_gate.predictor.reader.read([row]).batch.features[source.feature_request]
-    assert surprise is not None
     total = sum(piece.log_probability for piece in found.tokens)
     assert total == pytest.approx(-float(surprise[:-1, 0].sum()), abs=1e-3), "without the EOS after it"
 
@@ -198,9 +198,6 @@ def test_decide_interactions_drops_chunks_where_the_release_does(opened: Open, m
     assert decision.confidence == pytest.approx(compute_by_hand(model, settings, short), abs=1e-6)
 
 
-NEEDED = ("version", "model", "model_revision", "layout", "layout_digest", "layer", "site", "too_long", "scorer")
-
-
 @pytest.mark.parametrize(
     ("changes", "code"),
     [
@@ -248,9 +245,6 @@ def test_measure_decision_ms_uses_no_cache(
 def keep(rows: Sequence[Interaction]) -> Callable[[Sequence[str]], Mapping[str, Interaction]]:
     """The texts that a log keeps."""
     return lambda ids: {row.interaction_id: row for row in rows if row.interaction_id in ids}
-
-
-Decide = Callable[..., tuple[Gate, FeatureSource]]
 
 
 @pytest.fixture

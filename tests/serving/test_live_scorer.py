@@ -51,18 +51,9 @@ WRITER_ONNX = logistic_to_onnx(WRITER.coefficient, WRITER.intercept, WRITER.to_d
 
 
 @pytest.fixture
-def open_scorer(opened: Open, tmp_path: Path) -> Open:
-    """Open a release of this live scorer, whose files have these contents."""
-
-    def open_(name: str, **files: bytes) -> Predictor:
-        return opened(scorer=write_scorer(tmp_path / "bundle", name, **files))
-
-    return open_
-
-
-@pytest.fixture
-def fused(open_scorer: Open) -> Predictor:
-    return open_scorer("fusion_one_pass", fusion_one_pass=fusion_to_onnx(FUSION))
+def fused(opened: Open, tmp_path: Path) -> Predictor:
+    content = fusion_to_onnx(FUSION)
+    return opened(scorer=write_scorer(tmp_path / "bundle", "fusion_one_pass", fusion_one_pass=content))
 
 
 def backlog(scorer: Predictor, at_most: int) -> BatchScores:
@@ -75,13 +66,13 @@ def make_row(sure: float | None, name: str = "i-0", answer: str = "Yes.") -> Int
     return requests(1)[0].model_copy(update=changes)
 
 
-def test_fusion_reads_all_of_its_parts(fused: Predictor, open_scorer: Open) -> None:
+def test_fusion_reads_all_of_its_parts(fused: Predictor, opened: Open) -> None:
     rows = requests()
     refused, *decisions = fused.decide_interactions([rows[1].model_copy(update={"answer": "x" * 600}), *rows])
     assert refused.confidence is None and refused.reason is not None and refused.reason.code is Code.TOO_LONG
     assert (refused.decision, {decision.reason for decision in decisions}) == ("abstain", {None})
     assert len(fused.reader.sources) == 2
-    probe = [decision.confidence for decision in open_scorer("probe").decide_interactions(rows)]
+    probe = [decision.confidence for decision in opened().decide_interactions(rows)]
     signal = next(signal for signal in LIKELIHOOD_SIGNALS if signal.name == "min_log_prob")
     source = fused.source
     lowest = signal.score(read_features(source.params, source.settings, rows, signal.requires))
@@ -111,11 +102,9 @@ def test_generate_answers_reads_for_a_fusion_afterwards(fused: Predictor, settin
     assert generated.decision.confidence == pytest.approx(expected.confidence, abs=1e-6)
 
 
-def test_writer_scores_need_no_base_model(
-    open_scorer: Open, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writer_scores_need_no_base_model(serving: Open, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("abstain.llm.features.shard_job.load_model", lambda *_: pytest.fail("it was loaded"))
-    by_writer = open_scorer("writer", writer=WRITER_ONNX)
+    by_writer = serving("writer")
     rows = [make_row(15.0), make_row(2.0, "i-1"), make_row(None, "i-2"), make_row(2.0, "i-3", "x" * 600)]
     sure, unsure, silent, long = by_writer.decide_interactions(rows)
     assert sure.confidence is not None and unsure.confidence is not None and sure.confidence > unsure.confidence

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -125,13 +126,10 @@ def test_writer_thread_survives_a_defect(
     owner: Any,
     failing: str,
 ) -> None:
-    def fail(*_: Any) -> None:
-        raise RuntimeError("a defect")
-
     with monkeypatch.context() as patch:
         patch.setattr(module, interval, 0.02)
         log = open_log(url_of(tmp_path))
-        patch.setattr(owner, failing, fail)
+        patch.setattr(owner, failing, Mock(side_effect=RuntimeError("a defect")))
         wait_until(lambda: "a defect" in caplog.text)
     assert record(log, decision()) == ["recorded"]
     log.close()

@@ -20,6 +20,7 @@ from tests.data.decision_log.builders import AT, bytes_in, decision, get_outcome
 from tests.factories import feedback, interaction, review
 
 NAMES = ("a", "b", "c", "f-1", "f-2", "f-3", "call", "d")
+LATER = AT + timedelta(days=3650)
 
 
 def make_text(name: str) -> str:
@@ -175,9 +176,6 @@ def test_purge_expired_texts_keeps_numbers(tmp_path: Path, log: DecisionLog) -> 
     assert list_texts(tmp_path) == set()
     assert get_outcome(log.record_feedback("f-1", feedback("b", comment="else"))) == "duplicate", "by its id alone"
     log.close()
-
-
-LATER = AT + timedelta(days=3650)
 
 
 def list_ids(database: LogDatabase) -> tuple[set[str], set[str]]:

@@ -18,17 +18,7 @@ from abstain.data.decision_log.calls import RegisteredCall
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.decisions import LoggedDecision, SamplingRates, make_decision_row
 from abstain.data.decision_log.log import DecisionLog, LogQueueFull
-from tests.data.decision_log.builders import (
-    AT,
-    KEY,
-    bytes_in,
-    decision,
-    get_outcome,
-    open_log,
-    pseudonym,
-    record,
-    url_of,
-)
+from tests.data.decision_log.builders import AT, bytes_in, decision, get_outcome, open_log, record, url_of
 from tests.factories import feedback, interaction, review
 
 pytestmark = pytest.mark.heavy
@@ -243,7 +233,7 @@ def test_make_decision_row_samples_a_share_by_the_id(shown: bool) -> None:
     for rate in (0.0, 0.05, 0.15, 0.5, 1.0):
         rates = SamplingRates(0.3, rate) if shown else SamplingRates(rate, 0.3)
         rows = [
-            make_decision_row(decision(f"i-{at}", shown, interaction=None), lambda row: row, pseudonym, rates, KEY)
+            make_decision_row(decision(f"i-{at}", shown, interaction=None), lambda row: row, str, rates, b"key")
             for at in range(2000)
         ]
         assert {row["sampling_rate"] for row in rows} == {rate}

@@ -12,14 +12,7 @@ from abstain.data.decision_log import queries, queue
 from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.erasure import erase_user, purge_expired_texts
 from abstain.data.decision_log.log import DecisionLog
-from abstain.data.decision_log.queue import (
-    SampledAnswer,
-    count_progress,
-    fill_queue,
-    find_queued,
-    find_reviewed_ids,
-    hold_next_open,
-)
+from abstain.data.decision_log.queue import SampledAnswer, count_progress, fill_queue, find_queued, hold_next_open
 from abstain.data.store.record_keys import make_interaction_identity
 from tests.data.decision_log.builders import bytes_in, decision, get_outcome, read_reviews, record
 from tests.factories import interaction, review
@@ -77,7 +70,7 @@ def test_record_review_has_the_probability_of_the_queue(tmp_path: Path, log: Dec
     log.record_feedback("f-1", review("a", reviewer="eve", inclusion_probability=1e-6)).result()
     weights = {(row.interaction_id, row.reviewer): row.inclusion_probability for row in read_reviews(tmp_path)}
     assert weights == {("a", "ann"): 7 / 23, ("w", "ann"): None, ("a", "eve"): None}
-    assert find_reviewed_ids(log.database) == {"a"}
+    assert queue.find_reviewed_ids(log.database) == {"a"}
 
 
 def test_record_review_of_an_unknown_answer_is_rejected(log: DecisionLog) -> None:

@@ -13,6 +13,12 @@ from tests.data.decision_log.builders import decision, make_guarantee, make_wind
 
 NOW = datetime.now(UTC)
 SHADOW = ShadowDecision("a", "shadow-1", NOW, False, 0.25, 0.2, 0.5)
+DAY = timedelta(days=1)
+START = datetime(2026, 11, 2, tzinfo=UTC)
+ALARMS = (
+    Alarm(Code.INPUT_DRIFT, "contexts differ", ("a", "b")),
+    Alarm(Code.FEED_SILENT, "silence", (), "ring them up"),
+)
 
 
 @pytest.fixture
@@ -57,14 +63,6 @@ def test_erasure_and_purge_remove_shadow_decisions_for_good(log: DecisionLog) ->
     for days, count in ((29, 1), (31, 0)):
         purge_expired_texts(log.database, NOW + timedelta(days=days), 30)
         assert len(list_pairs(log)) == count
-
-
-DAY = timedelta(days=1)
-START = datetime(2026, 11, 2, tzinfo=UTC)
-ALARMS = (
-    Alarm(Code.INPUT_DRIFT, "contexts differ", ("a", "b")),
-    Alarm(Code.FEED_SILENT, "silence", (), "ring them up"),
-)
 
 
 def make_window(start: int, end: int, version: str = "v1.0.0", **changes: object) -> MonitoringWindow:

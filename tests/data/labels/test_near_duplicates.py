@@ -8,13 +8,9 @@ from hypothesis import strategies as st
 
 from abstain.config.params import SplitParams
 from abstain.core.contracts import Interaction
+from abstain.data.labels import near_duplicates as module
 from abstain.data.labels.near_duplicate_splits import has_near_duplicate_in_training, split_rows
-from abstain.data.labels.near_duplicates import (
-    MIN_LONG_TEXT_WORDS,
-    MIN_QUESTION_WORDS,
-    find_near_duplicates,
-    mask_names_and_numbers,
-)
+from abstain.data.labels.near_duplicates import find_near_duplicates, mask_names_and_numbers
 from abstain.data.store.splits import assign_splits, hash_to_unit_interval
 from tests.data.frames import BY_GROUP, BY_TIME, FROZEN, OPENS
 from tests.factories import ASKED, interaction
@@ -68,12 +64,12 @@ def test_find_near_duplicates_ignores_names_with_numbers() -> None:
 
 
 def test_find_near_duplicates_long_texts_may_differ_slightly() -> None:
-    assert len(WORDS) >= MIN_LONG_TEXT_WORDS + 8
+    assert len(WORDS) >= module.MIN_LONG_TEXT_WORDS + 8
     one = " ".join([*WORDS[:10], "shortly", *WORDS[11:]])
     many = " ".join("other" if at % 4 == 0 else word for at, word in enumerate(WORDS))
     first, near, far = find_twins("answer", SENTENCE, one, many)
     assert first == near != far
-    for length, expected in ((MIN_LONG_TEXT_WORDS - 1, [0, 1]), (MIN_LONG_TEXT_WORDS, [0, 0])):
+    for length, expected in ((module.MIN_LONG_TEXT_WORDS - 1, [0, 1]), (module.MIN_LONG_TEXT_WORDS, [0, 0])):
         assert find_twins("question", " ".join(WORDS[:length]), " ".join([*WORDS[: length - 1], "shortly"])) == expected
 
 
@@ -100,9 +96,9 @@ def test_find_near_duplicates_joins_the_most_similar_text() -> None:
     assert find_twins("answer", first, second, third) == [0, 1, 1]
 
 
-@pytest.mark.parametrize("at_least", [MIN_QUESTION_WORDS, MIN_LONG_TEXT_WORDS])
+@pytest.mark.parametrize("at_least", [module.MIN_QUESTION_WORDS, module.MIN_LONG_TEXT_WORDS])
 def test_find_near_duplicates_counts_words_but_no_masks(at_least: int) -> None:
-    field, enough = "question" if at_least == MIN_QUESTION_WORDS else "answer", WORDS[:at_least]
+    field, enough = "question" if at_least == module.MIN_QUESTION_WORDS else "answer", WORDS[:at_least]
     rows = make_answers(field, " ".join(enough), " ".join([*enough[:-1], "5"]))
     assert numbers(f"{field}_duplicate", rows) == [0, None]
     assert find_near_duplicates([rows]).index.equals(pd.Index(["i-0", "i-1"], dtype="str", name="interaction_id"))

@@ -10,13 +10,7 @@ import pytest
 from abstain.config.params import LabelParams, SplitParams
 from abstain.core.contracts import MIN_INCLUSION_PROBABILITY, Review, Thumb
 from abstain.core.errors import AbstainError
-from abstain.data.labels.answer_labels import (
-    assign_labels,
-    find_disagreements,
-    resolve_reviews,
-    select_countable_thumbs,
-    select_latest_reviews,
-)
+from abstain.data.labels import answer_labels
 from abstain.data.labels.data_card import DataCard, NearDuplicates
 from abstain.data.labels.near_duplicate_splits import split_rows
 from abstain.data.labels.training_table import COLUMNS, build_training_table
@@ -292,7 +286,7 @@ def tally(*rows: Thumb) -> list[tuple[int, int, bool]]:
     placed = thumbs(rows)
     placed = placed.assign(row=placed.pop("interaction_id").map("abc".index))
     placed["user"] = pd.factorize(placed["user"], sort=True)[0] + 1
-    return list(select_countable_thumbs(placed).itertuples(index=False, name=None))
+    return list(answer_labels.select_countable_thumbs(placed).itertuples(index=False, name=None))
 
 
 def place(rows: Sequence[Review]) -> pd.DataFrame:
@@ -300,18 +294,14 @@ def place(rows: Sequence[Review]) -> pd.DataFrame:
     return placed.assign(row=placed.pop("interaction_id").map("abc".index))
 
 
-def resolve_first(*rows: Review, **changes: object) -> pd.Series:
-    return resolve_all(*rows, **changes).loc[0]
-
-
 def assign_all(verdicts: pd.DataFrame, balance: list[int], weight: float = 0.4) -> pd.DataFrame:
     said = pd.DataFrame({"label": np.array(balance) > 0, "weight": weight})
-    return assign_labels(pd.Series([np.nan] * len(balance)), verdicts, np.array(balance), said, LABELS)
+    return answer_labels.assign_labels(pd.Series([np.nan] * len(balance)), verdicts, np.array(balance), said, LABELS)
 
 
 def resolve_all(*rows: Review, **changes: object) -> pd.DataFrame:
     params = LABELS.model_copy(update=changes)
-    return resolve_reviews(select_latest_reviews(place(rows), params), params)
+    return answer_labels.resolve_reviews(answer_labels.select_latest_reviews(place(rows), params), params)
 
 
 NOBODY = resolve_all()
@@ -336,8 +326,8 @@ def test_assign_labels_no_balance_or_weight_gives_none() -> None:
 @pytest.mark.parametrize("failing", ["complete", "correct", "truthful"])
 def test_resolve_reviews_correct_needs_all_criteria(failing: str) -> None:
     one = review("a", **{failing: False})
-    assert not resolve_first(one)["label"]
-    assert resolve_first(one, correct_if=tuple(name for name in LABELS.correct_if if name != failing))["label"]
+    assert not resolve_all(one).loc[0]["label"]
+    assert resolve_all(one, correct_if=tuple(name for name in LABELS.correct_if if name != failing)).loc[0]["label"]
 
 
 FIRST, SECOND, THIRD = (
@@ -361,7 +351,7 @@ FIRST, SECOND, THIRD = (
 def test_resolve_reviews_conflict_rules(rows: tuple[Review, ...], latest: bool, majority: bool, strict: bool) -> None:
     expected = {"latest": latest, "majority": majority, "strict": strict}
     for order in itertools.permutations(rows):
-        assert {rule: bool(resolve_first(*order, conflicts=rule)["label"]) for rule in expected} == expected
+        assert {rule: bool(resolve_all(*order, conflicts=rule).loc[0]["label"]) for rule in expected} == expected
 
 
 def test_resolve_reviews_inclusion_probability_of_deciding() -> None:
@@ -372,15 +362,15 @@ def test_resolve_reviews_inclusion_probability_of_deciding() -> None:
         ((earlier, later), "strict", 0.1),  # both decide: one reviewer
         ((earlier, other), "strict", 0.9),
     ):
-        assert resolve_first(*rows, conflicts=rule)["inclusion_probability"] == probability
-    assert np.isnan(resolve_first(earlier, review("a", days=3))["inclusion_probability"])
+        assert resolve_all(*rows, conflicts=rule).loc[0]["inclusion_probability"] == probability
+    assert np.isnan(resolve_all(earlier, review("a", days=3)).loc[0]["inclusion_probability"])
 
 
 def test_find_disagreements_compares_labels_of_all_reviews() -> None:
     changed_mind = [review("a", right=False, days=1), review("a", right=True, days=2)]
     agreed = [review("b", days=1), review("b", days=2, reviewer="other")]
     same_label = [review("c", truthful=truthful, right=False, days=days) for days, truthful in ((1, False), (2, True))]
-    assert find_disagreements(place([*changed_mind, *agreed, *same_label]), LABELS).tolist() == [0]
+    assert answer_labels.find_disagreements(place([*changed_mind, *agreed, *same_label]), LABELS).tolist() == [0]
 
 
 def test_select_countable_thumbs_last_thumb_of_user() -> None:

@@ -27,6 +27,7 @@ from benchmarks.sample.questions import build_questions
 from tests.data.frames import BY_GROUP, BY_TIME, FROZEN
 
 OPENS = BY_TIME.holdout_from
+ENOUGH = ["train", "train", "validation", "validation", "holdout", "holdout"]
 SAMPLE_COUNTS = {"validation": 181, "train": 338, "holdout": 95, "newest": 26}
 SAMPLE_DIGEST = "8f8ae1cbb6c78916381ee1ac76588a4075ece8a586503cabe52a01d88c4a11d6"
 
@@ -135,9 +136,6 @@ def test_split_params_empty_window_or_training_raises() -> None:
     assert SplitParams(**{**BY_TIME.model_dump(), "holdout": 0.9}).by == "time"
     with pytest.raises(ValueError, match="leave nothing to train on"):
         SplitParams(**{**BY_GROUP.model_dump(), "holdout": 0.9})
-
-
-ENOUGH = ["train", "train", "validation", "validation", "holdout", "holdout"]
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,6 @@ def test_validate_drift_new_language_is_warning() -> None:
     (line,) = result.format_warnings()
     assert line.startswith("A108 question language: 3.73 ") and line.endswith("0.25 allowed (quality.max_drift)")
     figures = result.drift
-    assert figures is not None
     assert figures.rows == {"newest": 100, "previous": 900}
     assert figures.shift["question length"] == 0
     assert figures.newest["question language"] == {"en": 50, "de": 50}

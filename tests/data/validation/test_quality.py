@@ -9,14 +9,9 @@ import pytest
 from abstain.core.codes import Code
 from abstain.core.reasons import Reason
 from abstain.data.labels.contradictions import Contradiction, Contradictions
+from abstain.data.validation import results
 from abstain.data.validation.quality import compute_text_digest, compute_text_digests, validate_training
-from abstain.data.validation.results import (
-    MAX_LISTED_ROWS,
-    CheckResult,
-    SplitLabels,
-    ValidationResult,
-    describe_condition,
-)
+from abstain.data.validation.results import CheckResult, SplitLabels, ValidationResult, describe_condition
 from tests.checkout import shipped_params
 from tests.factories import interaction
 
@@ -154,12 +149,12 @@ def make_result(*failing: str, suite: str = "interactions", severity: str = "err
 
 
 def test_merge_keeps_first_reasons() -> None:
-    many = {f"interactions/{at:05d}": (EMPTY,) for at in range(MAX_LISTED_ROWS)}
-    first = ValidationResult({"interactions": MAX_LISTED_ROWS}, reasons=many)
+    many = {f"interactions/{at:05d}": (EMPTY,) for at in range(results.MAX_LISTED_ROWS)}
+    first = ValidationResult({"interactions": results.MAX_LISTED_ROWS}, reasons=many)
     more = ValidationResult({"interactions": 3}, reasons={f"interactions/x{at}": (EMPTY,) for at in range(3)})
     merged = ValidationResult.merge([first, more, more.merge([ValidationResult({"feedback": 0})])])
     assert merged.reasons == many
-    assert (merged.n_failed_rows, merged.unlisted) == (MAX_LISTED_ROWS + 3, 3)
+    assert (merged.n_failed_rows, merged.unlisted) == (results.MAX_LISTED_ROWS + 3, 3)
     assert merged.all_notes == ("feedback: no rows, the suite was skipped",)
 
 

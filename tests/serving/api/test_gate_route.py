@@ -14,7 +14,7 @@ from abstain.serving.gate import Gate
 from abstain.serving.service.gate_service import GateService
 from abstain.serving.service.schemas import MAX_ANSWERS
 from tests.learning.thresholds.builders import make_guarantee
-from tests.serving.clients import ASKED, GateClient, make_keys
+from tests.serving.clients import ASKED, QUESTION, GateClient, make_keys
 from tests.serving.conftest import Connect, MakeService, Promote
 
 pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
@@ -163,15 +163,9 @@ def test_contexts_limit_counts_characters(client: GateClient) -> None:
     assert client.post("/v1/contexts", json={"call_id": "c-1", **texts, "contexts": ["x" * 70_000]}).status_code == 413
 
 
-QUESTION = {"question": "What is the fee?", "contexts": ["The fee is 5."], "max_new_tokens": 6}
-
-
 def parse_events(text: str) -> list[tuple[str, dict[str, Any]]]:
-    events = []
-    for block in filter(None, text.split("\n\n")):
-        name, data = block.split("\n")
-        events.append((name.removeprefix("event: "), json.loads(data.removeprefix("data: "))))
-    return events
+    pairs = [block.removeprefix("event: ").split("\ndata: ") for block in text.split("\n\n") if block]
+    return [(name, json.loads(data)) for name, data in pairs]
 
 
 @pytest.mark.parametrize("threshold", ["0.0", "1.1"], ids=["shown", "withheld"])

@@ -19,10 +19,12 @@ from abstain.serving.service import shadow as shadow_module
 from abstain.serving.service import version_follower
 from abstain.serving.service.gate_service import GateService
 from tests.data.decision_log.test_log import wait_until
-from tests.serving.clients import ASKED, GateClient
+from tests.serving.clients import ASKED, QUESTION, GateClient
 from tests.serving.conftest import Connect, MadeUpReleases, MakeRelease, Promote
 
 pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
+
+SHADOW = "shadow-0123456789ab"
 
 
 def test_refresh_takes_over_and_fails_no_request(client: GateClient, promote: Promote) -> None:
@@ -115,9 +117,6 @@ def test_refresh_retries_passing_failures_only(
     assert fetch.call_count == 3
 
 
-SHADOW = "shadow-0123456789ab"
-
-
 @pytest.fixture
 def start(connect: Connect, make_release: MakeRelease) -> Connect:
     """Open a client of a server whose shadow has these changes of its metadata."""
@@ -165,8 +164,7 @@ def test_shadow_decides_each_decided_answer_once(start: Connect) -> None:
     client = start()
     for changes in ({"interaction_id": "i-1"}, {"interaction_id": "i-1"}, {"contexts": []}, {"interaction_id": "i-2"}):
         client.decide(**changes)
-    asked = {name: ASKED[name] for name in ("question", "contexts")}
-    written = client.post("/v1/answer", json={**asked, "max_new_tokens": 5}).json()
+    written = client.post("/v1/answer", json=QUESTION).json()
     assert wait_for_outcomes(client, 3) == {"decided": 3}, "none of what is repeated or unavailable"
     rows = read_rows(client)
     assert [row["interaction_id"] for row in rows] == ["i-1", "i-2", written["interaction_id"]]
