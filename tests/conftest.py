@@ -127,9 +127,7 @@ class Project:
     def environment(self) -> dict[str, str]:
         """A bare environment: an empty HOME, no git identity, this interpreter's tools, the project's own code."""
         return {key: value for key, value in os.environ.items() if key in INHERITED} | {
-            "PATH": os.pathsep.join(
-                [str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin"]
-            ),
+            "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin",
             "HOME": str(self.empty or self.home.parent / "empty"),
             "PYTHONPATH": os.pathsep.join([str(self.root / "src"), str(self.root)]),
             "ABSTAIN_HOME": str(self.home),
@@ -162,13 +160,11 @@ class Project:
             capture_output=True,
             text=True,
             timeout=3600,
-            check=False,
         )
 
     def run(self, *command: str, cwd: Path | None = None) -> str:
         """What `command`, which must succeed, prints; `abstain` is that of the project."""
-        words = ["python", "-m", "abstain_cli.app", *command[1:]] if command[0] == "abstain" else command
-        done = self.command(words, cwd)
+        done = self.abstain(*command[1:], cwd=cwd) if command[0] == "abstain" else self.command(command, cwd)
         assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
         return done.stdout
 
@@ -208,16 +204,18 @@ class Project:
         self.edit_params(f"enabled: [{', '.join(enabled)}]", f"enabled: [{', '.join(names)}]")
 
 
-def processes_of(project: Project) -> list[str]:
-    """The commands that run with this project's home in their environment."""
-    found = []
+def list_processes(project: Project) -> list[tuple[psutil.Process, list[str]]]:
+    """The processes with this project's home in their environment, and their commands."""
+    running = []
     for process in psutil.process_iter():
-        try:
+        with suppress(psutil.Error):
             if process.environ().get("ABSTAIN_HOME") == str(project.home):
-                found.append(" ".join(process.cmdline()))
-        except psutil.Error:
-            continue
-    return found
+                running.append((process, process.cmdline()))
+    return running
+
+
+def processes_of(project: Project) -> list[str]:
+    return [" ".join(command) for _, command in list_processes(project)]
 
 
 def new_project(folder: Path) -> Project:

@@ -153,9 +153,7 @@ def promoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("abstain_tasks.release.bundles.fetch_production", lambda: (file.parent, None))
 
 
-def test_score_and_generate_without_context_are_unavailable(
-    promoted: None, tmp_path: Path, run: Callable[..., Result]
-) -> None:
+def test_commands_without_context_are_unavailable(promoted: None, tmp_path: Path, run: Callable[..., Result]) -> None:
     """And an answer that could be longer than the model's context is a usage error."""
     (tmp_path / "rows.jsonl").write_text("".join(f"{row.model_dump_json()}\n" for row in requests(3)))
     score_file, score = ["score", str(tmp_path / "rows.jsonl")], ["score", "-q", "Why?", "-a", "So."]
@@ -195,10 +193,10 @@ def test_run_app_exit_statuses(run: Callable[..., Result], monkeypatch: pytest.M
 
 def test_ingest_keeps_signatures_out_of_flow_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prefect stores the parameters of a run, and shows them."""
-    parameters: list[list[str] | None] = []
+    parameters: list[tuple[Any, ...]] = []
 
-    def ingest(files: list[str] | None, *_: str | None) -> IngestReport:
-        parameters.append(files)
+    def ingest(*options: Any) -> IngestReport:
+        parameters.append(options)
         return IngestReport(read=0, accepted=0, duplicate=0, pending=0, quarantined=0, contracts={})
 
     monkeypatch.setitem(sys.modules, "abstain_tasks.server", SimpleNamespace(server_for_run=nullcontext))
@@ -207,8 +205,9 @@ def test_ingest_keeps_signatures_out_of_flow_parameters(monkeypatch: pytest.Monk
     monkeypatch.setenv("SIGNED", signed)
     cli.ingest([signed, "b.jsonl", "https://host/c.jsonl", "${SIGNED}"])
     cli.ingest()
-    assert parameters[1] is None
-    first, *others = parameters[0]
+    cli.ingest(["b.jsonl"], replace="a wrong export")
+    assert parameters[1:] == [(None, None, None), (["b.jsonl"], None, "a wrong export")]
+    first, *others = parameters[0][0]
     assert others == ["b.jsonl", "https://host/c.jsonl", "${SIGNED}"]
     assert not re.search("word|secret", first)
     assert expand_variables(first, "x") == signed and get_display_name(first) == "a.jsonl"

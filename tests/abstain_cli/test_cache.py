@@ -16,9 +16,7 @@ from abstain.data.decision_log.database import LogDatabase
 from abstain.data.decision_log.queue import count_progress
 from abstain.data.labels.training_table import find_uncounted_reviews
 from abstain.data.store.dataset import REVIEW_QUEUE_PREFIX, DataStore
-from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.report import IngestReport
-from abstain.ingest.sources.files import make_explicit_sources
 from abstain.knowledge.documents.chunks import chunk_document
 from abstain.knowledge.documents.reader import parse_document, serialize_document
 from abstain.llm.features.cache import CacheNamespace, FeatureCache
@@ -30,8 +28,9 @@ from abstain_tasks.data.review import check_reviews
 from benchmarks import recall
 from tests.abstain_cli.conftest import fail, invoke
 from tests.checkout import SHIPPED
-from tests.factories import NOW, PARAMS, accept_all, later, row, write_lines
-from tests.knowledge.builders import BagOfWords, chunk
+from tests.factories import NOW, later, row, write_lines
+from tests.ingest import builders
+from tests.knowledge.builders import BagOfWords
 from tests.review.builders import YES, fill
 from tests.review.test_candidates import take
 
@@ -69,11 +68,10 @@ def test_cache_prune(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for key in "ab":
         FeatureCache(root, SPACE).write({key: torch.zeros(2, 4)})
     assert re.search(r"^0 files", invoke("cache", "prune"), re.MULTILINE)
-    assert re.search(
-        r"^1 files, .* would be removed", invoke("cache", "prune", "--older-than-days", "0", "--dry-run"), re.MULTILINE
-    )
+    command = ("cache", "prune", "--older-than-days", "0")
+    assert re.search(r"^1 files, .* would be removed", invoke(*command, "--dry-run"), re.MULTILINE)
     assert FeatureCache(root, SPACE).find_missing("ab") == []
-    assert re.search(r"^1 files, .* removed", invoke("cache", "prune", "--older-than-days", "0"), re.MULTILINE)
+    assert re.search(r"^1 files, .* removed", invoke(*command), re.MULTILINE)
     assert FeatureCache(root, SPACE).find_missing("ab") == ["b"]
     assert prune(root, {}, timedelta(0), dry_run=True).names
 
@@ -128,11 +126,6 @@ def test_commands_count_what_nobody_can_read(encoder: BagOfWords, workspace: Pat
     assert "nobody" not in invoke("kb", "sync")
 
 
-def test_search_prints_page_and_heading(encoder: BagOfWords, workspace: Path) -> None:
-    write(workspace, [chunk("a#1", "Gold > Fees\nA fee", section_path=("Gold", "Fees"), page=3)])
-    assert "a#1\n   Gold › Fees, page 3\n   A fee\n" in invoke("kb", "search", "fee")
-
-
 def test_sync_counts_chunks_and_encodes_only_new_ones(encoder: BagOfWords) -> None:
     assert invoke("kb", "sync").startswith("4 chunks written, 0 removed; 4 can be found; ABSTAIN_INDEX is not set")
     encoded = len(encoder.encoded)
@@ -172,7 +165,7 @@ def data(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The data of a workspace with nothing in production; the flow `ingest` is ingest itself."""
 
     def flow(files: list[str]) -> IngestReport:
-        return ingest(make_explicit_sources(files), workspace / "data", PARAMS, NOW, validate=accept_all)
+        return builders.take(workspace / "data", *files)
 
     monkeypatch.chdir(workspace)
     # In place of the modules: importing Prefect takes longer than all of these tests.

@@ -38,9 +38,8 @@ def model(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     for name in ("singers", "teachers"):
         text = PAGE.format(name=name)
         (workspace / "data" / "documents" / f"{name}.md").write_text(text)
-        lines += "".join(
-            f"{row.to_json_line()}\n" for row in chunk_document(parse_document(text.encode(), f"{name}.md"))
-        )
+        chunks = chunk_document(parse_document(text.encode(), f"{name}.md"))
+        lines += "".join(f"{chunk.to_json_line()}\n" for chunk in chunks)
     (workspace / "data" / "chunks.jsonl").write_text(lines)
     return str(save_tiny_model(workspace / "tiny-bank"))
 

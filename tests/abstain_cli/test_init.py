@@ -1,13 +1,12 @@
 import json
 import os
 import pty
-import re
 import select
 import shutil
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,7 +15,6 @@ import yaml
 
 from abstain.core.codes import Code
 from abstain.sample.files import HANDBOOK, HISTORY
-from abstain_tasks.server.addresses import post
 from tests.abstain_cli.conftest import assert_fails
 from tests.conftest import Project, new_project
 from tests.llm.builders import save_speaking_model
@@ -63,25 +61,19 @@ def read_part(terminal: int, shown: bytes) -> bytes:
     return os.read(terminal, 4096)
 
 
-@dataclass(frozen=True)
-class Assistant:
-    """A project with the results of commands in it."""
-
-    project: Project
-    results: dict[str, subprocess.CompletedProcess[str]]
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model."""
+    """A folder with a model, and with feedback."""
     folder = tmp_path_factory.mktemp("started")
     save_speaking_model(folder / "model", max_position_embeddings=8192)
+    shutil.copytree(HANDBOOK, folder / "feedback" / "handbook")
+    lines = HISTORY.read_text().splitlines(keepends=True)[::6]
+    (folder / "feedback" / "history.jsonl").write_text("".join(lines))
     return folder
 
 
 @pytest.fixture(scope="module")
 def fresh(folder: Path, prefect_server: str) -> Project:
-    """A checkout of the sample's project."""
     return replace(new_project(folder), server=prefect_server)
 
 
@@ -93,17 +85,13 @@ def initialised(folder: Path, fresh: Project) -> tuple[int, str]:
 
 
 @pytest.fixture(scope="module")
-def started(folder: Path, fresh: Project, initialised: tuple[int, str]) -> Assistant:
-    """The project after `ingest` and `retrain`; the edited parameters make it fast."""
-    project = fresh
-    project.edit_params("architectures: [linear, lstm, attention]", "architectures: [linear]")
-    project.edit_params("kinds: [gradient_boosting]", "kinds: []")
-    project.compare_with("mean_log_prob")
-    shutil.copytree(HANDBOOK, folder / "feedback" / "handbook")
-    lines = HISTORY.read_text().splitlines(keepends=True)[::6]
-    (folder / "feedback" / "history.jsonl").write_text("".join(lines))
-    results = {"ingest": project.abstain("ingest", str(folder / "feedback")), "retrain": project.abstain("retrain")}
-    return Assistant(project, results)
+def started(folder: Path, fresh: Project, initialised: tuple[int, str]) -> dict[str, str]:
+    """What `ingest` and `retrain` print in the project; the edited parameters make it fast."""
+    fresh.edit_params("architectures: [linear, lstm, attention]", "architectures: [linear]")
+    fresh.edit_params("kinds: [gradient_boosting]", "kinds: []")
+    fresh.compare_with("mean_log_prob")
+    ingested = fresh.run("abstain", "ingest", str(folder / "feedback"))
+    return {"ingest": ingested, "retrain": fresh.run("abstain", "retrain")}
 
 
 def read_state(project: Project) -> list[str]:
@@ -145,53 +133,21 @@ def test_empty_project_fails_with_a_remedy(fresh: Project, initialised: tuple[in
     assert plan.stdout.startswith("blocked: A109: "), plan.stdout + plan.stderr
 
 
-def test_five_commands_promote_a_version(started: Assistant) -> None:
-    project, results = started.project, started.results
-    for name in ("ingest", "retrain"):
-        assert results[name].returncode == 0, results[name].stdout + results[name].stderr
-    assert "| 0 | quarantined |" in results["ingest"].stdout
-    assert "promoted: probe v1.0.0 is in production" in results["retrain"].stdout
-    assert "in production: probe v1.0.0, without a guarantee" in project.abstain("status").stdout
-    history = project.git("log", "--format=%s", "main", cwd=project.home / "origin.git").splitlines()
+def test_five_commands_promote_a_version(fresh: Project, started: dict[str, str]) -> None:
+    assert "| 0 | quarantined |" in started["ingest"]
+    assert "promoted: probe v1.0.0 is in production" in started["retrain"]
+    assert "in production: probe v1.0.0, without a guarantee" in fresh.abstain("status").stdout
+    history = fresh.git("log", "--format=%s", "main", cwd=fresh.home / "origin.git").splitlines()
     assert {"Start a project in place of the sample's", "Promote probe v1.0.0"} <= set(history)
-    assert json.loads((project.root / "registry.json").read_text())["history"] == []
-    assert project.git("status", "--porcelain") == ""
+    assert json.loads((fresh.root / "registry.json").read_text())["history"] == []
+    assert fresh.git("status", "--porcelain") == ""
 
 
-@pytest.fixture(scope="module")
-def second(started: Assistant, tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, int]:
-    """A second assistant beside the first, as docs/howto/two-assistants.md has it, and how many runs it has begun."""
-    first, folder = started.project, started.project.root.parent
-    runs = count_runs(first)
-    project = replace(new_project(tmp_path_factory.mktemp("second")), server=first.server)
+@pytest.mark.soak(twin="test_five_commands_promote_a_version")
+def test_retrain_stage_error_is_one_line_without_promotion(folder: Path, prefect_server: str, tmp_path: Path) -> None:
+    project = replace(new_project(tmp_path), server=prefect_server)
     project.run("abstain", "init", "--model", str(folder / "model"))
-    site = yaml.safe_load(first.git("show", "main:params.yaml", cwd=first.home / "origin.git"))["llm"]
-    params = project.root / "params.yaml"
-    params.write_text(params.read_text().replace("site: residual ", f"site: {site['site']} "))
-    project.edit_params("layer: auto ", f"layer: {site['layer']} ")
-    project.edit_params("kinds: [gradient_boosting]", "kinds: []")
-    project.compare_with("mean_log_prob")
+    project.edit_params("layer: auto ", "layer: 99 ")
     project.run("abstain", "ingest", str(folder / "feedback"))
-    return project, count_runs(first) - runs
-
-
-@pytest.mark.soak(twin="test_five_commands_promote_a_version")
-def test_second_assistant_shares_only_cache_and_server(started: Assistant, second: tuple[Project, int]) -> None:
-    project, runs = second
-    shared = ["env", f"ABSTAIN_FEATURES={started.project.home / 'features'}", "python", "-m", "abstain_cli.app"]
-    assert re.search(r"features +runs .* 0 tokens", project.command([*shared, "plan"]).stdout)
-    assert re.search(r"features +runs .* [1-9][\d,]+ tokens", project.abstain("plan").stdout)
-    assert "nothing is in production" in project.abstain("status").stdout and runs == 1
-
-
-@pytest.mark.soak(twin="test_five_commands_promote_a_version")
-def test_retrain_stage_error_is_one_line_without_promotion(second: tuple[Project, int]) -> None:
-    project, _ = second
-    layer = yaml.safe_load((project.root / "params.yaml").read_text())["llm"]["layer"]
-    project.edit_params(f"layer: {layer} ", "layer: 99 ")
     assert_fails(project.abstain("retrain"), Code.MODEL_UNSUITABLE, "layer 99", "layers 1 to ", "llm.layer")
     assert "Promote" not in project.git("log", "--oneline", "main", cwd=project.home / "origin.git")
-
-
-def count_runs(project: Project) -> int:
-    return int(post(f"{project.server}/flow_runs/count", {}))

@@ -96,9 +96,7 @@ def summarize(metric: str = "precision", value: float = 0.8, **at: Any) -> str:
         ("error_rate", 0.11, "kept on the hold-out: 6.0 % (95 % interval 3.0 % to 10.0 %) of 150 ", False),
     ],
 )
-def test_summarize_holdout_has_outcome_interval_and_doubt(
-    metric: str, value: float, outcome: str, is_uncertain: bool
-) -> None:
+def test_summarize_holdout_has_outcome_and_doubt(metric: str, value: float, outcome: str, is_uncertain: bool) -> None:
     text = summarize(metric, value)
     assert text.startswith(outcome) and ("chance" in text) is is_uncertain
     assert (", 60 of them shown" in text) is (metric == "error_rate")

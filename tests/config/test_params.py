@@ -53,9 +53,7 @@ def test_load_params_shipped_file_is_read_whole(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_load_params_invalid_section_has_a_remedy(
-    tmp_path: Path, section: str, values: dict[str, Any], problem: str
-) -> None:
+def test_load_params_invalid_section_has_a_remedy(tmp_path: Path, section: str, values: dict, problem: str) -> None:
     with pytest.raises(AbstainError, match=problem):
         load_params(write_changed(tmp_path, section, **values))
 
@@ -113,9 +111,8 @@ def test_load_params_closed_ends_are_valid(tmp_path: Path, section: str, key: st
     ],
 )
 def test_load_params_unreadable_file_raises_one_line(tmp_path: Path, text: str | None, problem: str) -> None:
-    with pytest.raises(AbstainError, match=problem) as caught:
+    with pytest.raises(AbstainError, match=rf"^.*{problem}.*\Z"):
         load_params(tmp_path / "params.yaml" if text is None else write(tmp_path, text))
-    assert "\n" not in str(caught.value)
     with pytest.raises(AbstainError, match=f"{tmp_path} cannot be read: "):
         load_params(tmp_path)
 
@@ -208,6 +205,5 @@ def test_load_settings_reads_environment(monkeypatch: pytest.MonkeyPatch, tmp_pa
 )
 def test_load_settings_invalid_value_names_variable(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(f"ABSTAIN_{name}", value)
-    with pytest.raises(AbstainError, match=f"^environment variable ABSTAIN_{name}: ") as caught:
+    with pytest.raises(AbstainError, match=rf"^environment variable ABSTAIN_{name}: .*\Z"):
         load_settings()
-    assert "\n" not in str(caught.value)

@@ -5,7 +5,6 @@ import re
 import signal
 import sqlite3
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,9 +35,8 @@ def list_shards(project: Project) -> dict[Path, int]:
 
 def require_half_planned(project: Project) -> None:
     plan = project.run("abstain", "plan", "-v")
-    counts = re.search(
-        r"need (\d+) results of the base model, (\d+) of which are not in the cache", " ".join(plan.split())
-    )
+    needed = r"need (\d+) results of the base model, (\d+) of which are not in the cache"
+    counts = re.search(needed, " ".join(plan.split()))
     assert counts and 0 < int(counts[2]) < int(counts[1]), plan
 
 
@@ -167,6 +165,11 @@ with abstain_tasks.runs.workspace.open_workspace() as workspace:
 """
 
 DATABASE = "sources: [{name: app, kind: sql}]\n"
+TABLES = """
+CREATE TABLE IF NOT EXISTS interactions (
+  interaction_id TEXT PRIMARY KEY, asked_at TEXT, question TEXT, answer TEXT, contexts TEXT, model TEXT);
+CREATE TABLE IF NOT EXISTS feedback (interaction_id TEXT PRIMARY KEY, given_at TEXT, thumb TEXT, user TEXT);
+"""
 
 
 @pytest.fixture
@@ -178,18 +181,10 @@ def project(small_project: Project) -> Project:
 
 def write_row(project: Project, number: int) -> None:
     with sqlite3.connect(project.home / "feedback.db") as database:
-        database.execute(
-            "CREATE TABLE IF NOT EXISTS interactions (interaction_id TEXT PRIMARY KEY, asked_at TEXT, question TEXT, "
-            "answer TEXT, contexts TEXT, model TEXT)"
-        )
-        database.execute(
-            "CREATE TABLE IF NOT EXISTS feedback (interaction_id TEXT PRIMARY KEY, given_at TEXT, thumb TEXT, user TEXT)"
-        )
-        moment = f"2026-11-10T12:{number:02d}:00Z"
-        database.execute(
-            "INSERT INTO interactions VALUES (?, ?, 'What?', 'That.', '[]', 'm@1')", (f"x-{number}", moment)
-        )
-        database.execute("INSERT INTO feedback VALUES (?, ?, 'up', 'u-1')", (f"x-{number}", moment))
+        database.executescript(TABLES)
+        row = (f"x-{number}", f"2026-11-10T12:{number:02d}:00Z")
+        database.execute("INSERT INTO interactions VALUES (?, ?, 'What?', 'That.', '[]', 'm@1')", row)
+        database.execute("INSERT INTO feedback VALUES (?, ?, 'up', 'u-1')", row)
 
 
 def list_ids(project: Project, contract: type[Interaction | Thumb]) -> list[str]:
@@ -209,8 +204,7 @@ def ingest_with_kills(project: Project, steps: Sequence[str]) -> dict[str, Any]:
         assert not list(project.workspace.glob(".data-*")), "something half-written was left"
     batches = [json.loads(line) for line in (project.workspace / "data" / "batches.jsonl").open()]
     assert [batch["sources"] for batch in batches[1:]] == [["app"]] * len(steps), "a batch was recorded twice, or never"
-    state: dict[str, Any] = json.loads((project.workspace / "data" / "sources" / "app.json").read_text())
-    return state
+    return json.loads((project.workspace / "data" / "sources" / "app.json").read_text())
 
 
 def test_ingest_killed_at_push_is_exactly_once(project: Project) -> None:
@@ -259,60 +253,3 @@ def test_correction_killed_at_push_is_all_or_nothing(project: Project, tmp_path:
 @pytest.mark.soak(twin="test_correction_killed_at_push_is_all_or_nothing")
 def test_correction_killed_at_every_step_is_all_or_nothing(project: Project, tmp_path: Path) -> None:
     correct_with_kills(project, tmp_path, STEPS)
-
-
-@pytest.mark.soak(twin="test_push_after_other_run_raises_origin_moved")
-def test_ingest_same_file_on_two_machines_is_exactly_once(small_project: Project, tmp_path: Path) -> None:
-    row = {"asked_at": "2026-11-10T12:00:00Z", "question": "What?", "answer": "That.", "contexts": [], "model": "m@1"}
-    lines = [json.dumps({"interaction_id": f"x-{number}", **row}) for number in range(5)]
-    file = tmp_path / "rows.jsonl"
-    file.write_text("\n".join(lines))
-    small_project.run("abstain", "ingest", str(file))  # makes the origin that both then share
-    file.write_text("\n".join([*lines, json.dumps({"interaction_id": "x-9", **row})]))
-    shared = [f"ABSTAIN_ORIGIN={small_project.home / 'origin.git'}", f"ABSTAIN_USER_KEY={'k' * 40}"]
-    command = [sys.executable, "-m", "abstain_cli.app", "ingest", str(file)]
-    machines = [Project(small_project.root, tmp_path / f"home-{n}", small_project.server) for n in (1, 2)]
-    for machine in machines:  # what a real one would have pulled: the data is in the first one's cache and remote
-        machine.home.mkdir()
-        for name in ("models", "dvc-cache", "dvc-remote"):
-            (machine.home / name).symlink_to(small_project.home / name)
-    runs = [machine.start(["env", *shared, *command], stderr=subprocess.STDOUT) for machine in machines]
-    outputs = [run.communicate(timeout=300)[0] for run in runs]
-    assert [run.returncode for run in runs] == [0, 0], outputs
-    counts = sorted(re.findall(r"\| (\d+) \| (?:read|accepted|duplicate) \|", text) for text in outputs)
-    assert counts == [["6", "0", "6"], ["6", "1", "5"]], outputs
-    small_project.run("abstain", "ingest", str(file))
-    assert list_ids(small_project, Interaction) == [f"x-{n}" for n in (0, 1, 2, 3, 4, 9)]
-
-
-def test_ingest_replace_corrects_rows_and_marks_versions(small_project: Project, tmp_path: Path) -> None:
-    project, file = small_project, tmp_path / "corrected.jsonl"
-    row = {"asked_at": "2026-11-10T12:00:00Z", "question": "What?", "contexts": [], "model": "m@1"}
-    thumb = {"thumb": "up", "given_at": "2026-11-10T12:01:00Z", "user": "u-1"}
-
-    def ingest(*options: str, **rows: str) -> str:
-        lines = [{"interaction_id": key, "answer": answer, **row, "thumb": thumb} for key, answer in rows.items()]
-        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        done = project.abstain("ingest", str(file), *options)
-        return " ".join((done.stdout + done.stderr).split())
-
-    ingest(first="Wrong.", second="Right.")
-    project.git("tag", "--annotate", "probe@v1.0.0", "-m", "t", cwd=project.workspace)
-    project.git("push", "-q", "origin", "probe@v1.0.0", cwd=project.workspace)
-    part = DataStore(project.workspace / "data").list_part_files(Interaction)[-1]
-    former = part.read_bytes()
-
-    printed = ingest("--replace", "the export was wrong", first="Right.", second="Right.", third="New.")
-    assert "| 3 | read | | 2 | accepted | | 1 | duplicate |" in printed
-    assert "New: 1 interactions, 1 feedback" in printed and "- replaced: 1 interactions" in printed
-    assert "answers that keep a label given for their former content: 1 (first)" in printed
-    assert "versions trained on the former rows, now marked: v1.0.0" in printed
-
-    assert former.replace(b"Wrong.", b"Right.") == part.read_bytes()
-    assert "the export was wrong" in project.git("log", "-1", "--format=%b", cwd=project.workspace)
-    registry = json.loads(project.git("show", "origin/main:registry.json", cwd=project.workspace))
-    assert registry["tainted"]["v1.0.0"]["cause"] == "corrected"
-    target = tmp_path / "former.jsonl"
-    where = [".", str(part.relative_to(project.workspace)), "--rev", "HEAD~1", "-o", str(target)]
-    project.run("env", "-C", str(project.workspace), "dvc", "get", *where)
-    assert target.read_bytes() == former

@@ -42,7 +42,6 @@ def serve(project: Project, *options: str, is_live: bool = True, **variables: st
     settings = [f"{name}={value}" for name, value in variables.items()]
     command = ["env", *settings, "python", "-m", "abstain_cli.app", "serve", "--port", "0", *options]
     process = project.start(command, stderr=subprocess.STDOUT)
-    assert process.stdout is not None
     try:
         address = ""
         while "http://" not in address:
@@ -71,9 +70,7 @@ def read_rows(project: Project) -> tuple[dict[str, Interaction], dict[str, Thumb
     )
 
 
-def test_serve_feedback_is_ingested_and_erased(
-    trained: tuple[Project, str], prefect_server: str, tmp_path: Path
-) -> None:
+def test_serve_feedback_is_ingested_and_erased(trained: tuple, prefect_server: str, tmp_path: Path) -> None:
     project = replace(copy_of(trained[0], tmp_path), server=prefect_server)
     known = next(row for row in DataStore(trained[0].workspace / paths.DATA).iter_rows(Interaction) if row.contexts)
     asked: dict[str, Any] = {
@@ -87,10 +84,8 @@ def test_serve_feedback_is_ingested_and_erased(
         assert version["version"] == "v1.0.0" and version["feature_spec"]["requires"]
         decision = client.post("/v1/gate", json={**asked, "interaction_id": "chat-1"}).json()
         assert decision["confidence"] is not None and decision["version"] == "v1.0.0"
-        retrieved = client.post(
-            "/v1/gate", json={**asked, "contexts": None, "entitlements": [], "interaction_id": "chat-2"}
-        ).json()
-        assert retrieved["confidence"] is not None
+        retrieved = {**asked, "contexts": None, "entitlements": [], "interaction_id": "chat-2"}
+        assert client.post("/v1/gate", json=retrieved).json()["confidence"] is not None
         plain = {**asked, "contexts": ["The fee is 45 euros."], "interaction_id": "chat-3"}
         assert client.post("/v1/gate", json=plain).status_code == 200
         for number in (1, 3):
@@ -147,17 +142,14 @@ def test_review_queue_answers_are_ingested_with_weight(small_project: Project) -
     assert small_project.git("rev-parse", "main", cwd=small_project.home / "origin.git") == before
 
 
-def test_add_sampling_priorities_uses_promoted_probe(
-    trained: tuple[Project, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_add_sampling_priorities_uses_promoted_probe(trained: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
     """What `export` does between reading the window and drawing; without the clock, for the sample has a date."""
     for name, value in trained[0].environment.items():
         monkeypatch.setenv(name, value)
     workspace = Workspace(trained[0].workspace, lock=-1)
     window = read_candidates(DataStore(workspace.path / "data"))
-    threshold, messages = add_sampling_priorities(
-        workspace, window, seed=0, max_inference=0, progress=lambda done, total: None
-    )
+    options = {"seed": 0, "max_inference": 0, "progress": lambda done, total: None}
+    threshold, messages = add_sampling_priorities(workspace, window, **options)
     frame = window.frame
     assert threshold is not None and 0 < threshold < 1
     scored = r"probe v1\.0\.0: \d+ answers scored from the cache, 0 read by the base model, [1-9]\d* not scored .*"
@@ -170,7 +162,6 @@ def test_add_sampling_priorities_uses_promoted_probe(
     assert design.rows["reason"].value_counts().to_dict() == {"random": 6, "uncertain": 3, "drift": 3}
     doubt = (frame.loc[~frame["reviewed"], "confidence"] - threshold).abs()
     assert set(doubt.nsmallest(3).index) == set(design.rows.index[design.rows["reason"] == "uncertain"])
-    rows = read_review_rows(
-        make_review_file(collect_sample(design, window, DataStore(workspace.path / "data")), SEAL_KEY)
-    )
+    sample = collect_sample(design, window, DataStore(workspace.path / "data"))
+    rows = read_review_rows(make_review_file(sample, SEAL_KEY))
     assert Counter(row.cells["reason"] for row in rows) == {"random": 6, "uncertain": 3, "drift": 3}

@@ -117,9 +117,7 @@ def test_ui_runs_deployment(browser: BrowserContext) -> None:
     expect(state).to_be_visible(timeout=RUN_LIMIT)
 
 
-def test_ui_links_report_page_of_failed_run(
-    up: Up, browser: BrowserContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ui_links_report_page(up: Up, browser: BrowserContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "artifacts").mkdir()
     validation = {**FAILED.to_dict(), "as_of": "2026-11-02T00:00:00+00:00"}
     (tmp_path / "artifacts" / "validation.json").write_text(json.dumps(validation))

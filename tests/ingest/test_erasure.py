@@ -1,8 +1,6 @@
 import hashlib
 import json
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,21 +9,10 @@ from abstain.core.errors import AbstainError
 from abstain.core.json_lines import read_lines
 from abstain.data.store.dataset import DataStore, ErasedUsers
 from abstain.data.store.record_keys import make_interaction_identity
-from abstain.data.validation.checks import ValidatedRows
-from abstain.data.validation.runner import ValidationResult
 from abstain.ingest.erasure import HoldoutChanges, count_changed_answers, erase_rows
-from abstain.ingest.parsing import make_reason
-from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.quarantine import Quarantine
-from abstain.ingest.report import IngestReport
-from abstain.ingest.sources.files import make_explicit_sources
-from tests.factories import NOW, PARAMS, accept_all, alone, bytes_of, interaction, row, thumb, verdict, write_lines
-
-LENIENT = PARAMS.model_copy(update={"max_failed_fraction": 1.0})
-
-
-def take(data: Path, file: Path, validate: Any = accept_all) -> IngestReport:
-    return ingest(make_explicit_sources([str(file)]), data, LENIENT, NOW, validate=validate)
+from tests.factories import alone, bytes_of, interaction, row, thumb, verdict, write_lines
+from tests.ingest.builders import read_all, refuse_keys, take
 
 
 @pytest.fixture
@@ -61,19 +48,10 @@ def test_ingest_quarantined_row_loses_thumb_of_an_erased_user(tmp_path: Path, da
     erase_rows(DataStore(data), "ann", "ann")
     text = json.dumps(row("i-7", thumb=thumb(user="ann", comment="as Ann said")))
     late = write_lines(tmp_path / "late.jsonl", text)
-
-    def refuse_all(rows: ValidatedRows, *_: object) -> ValidationResult:
-        reasons = {line.key: (make_reason("question", "too long"),) for line in rows.interactions}
-        return replace(accept_all(rows, *_), reasons=reasons)
-
-    assert take(data, late, refuse_all).quarantined == 1
+    assert take(data, late, validate=refuse_keys("interactions/")).quarantined == 1
     (kept,) = (one for path in Quarantine(data).list_paths() for one in Quarantine(data).iter_rows(path))
     assert list(kept.reparse().iter_contents()) == [interaction("i-7")] and "as Ann said" not in read_all(data)
     assert (kept.digest, kept.size) == (hashlib.sha256(text.encode()).hexdigest(), len(text))
-
-
-def read_all(data: Path) -> str:
-    return "".join(content.decode() for content in bytes_of(data).values())
 
 
 def test_erase_rows_everywhere_and_they_stay_out(data: Path, file: Path) -> None:
@@ -124,9 +102,7 @@ def test_erase_rows_keeps_the_pseudonym_only(data: Path) -> None:
         ({"i-2": False, "i-3": True, "i-4": True, "i-5": True}, None),  # an answer has come
     ],
 )
-def test_count_changed_answers_none_if_anything_else_changed(
-    now: dict[str, bool], expected: HoldoutChanges | None
-) -> None:
+def test_count_changed_answers_none_if_others_changed(now: dict[str, bool], expected: HoldoutChanges | None) -> None:
     before = {"i-1": True, "i-2": False, "i-3": True, "i-5": True}
     first, second, *corrected = (make_interaction_identity(f"i-{n}").hex() for n in (1, 2, 5, 6))
     assert count_changed_answers(before, now, ErasedUsers(interactions=(first, second)), corrected) == expected
@@ -136,7 +112,6 @@ def test_replace_of_an_erased_row_is_rejected_in_one_line(tmp_path: Path, data: 
     erase_rows(DataStore(data), "ann", "ann", with_interactions=True)
     before = read_all(data)
     lines = row("i-1", answer="as Ann said"), alone(thumb("down", user="ann", comment="as Ann said"), "i-2")
-    sources = make_explicit_sources([str(write_lines(tmp_path / "late.jsonl", *lines))])
-    report = ingest(sources, data, LENIENT, NOW, replace_reason="a wrong export", validate=accept_all)
+    report = take(data, write_lines(tmp_path / "late.jsonl", *lines), replace_reason="a wrong export")
     assert report.to_markdown().count("2 x A106 user: erasure was requested") == 1
     assert not report.replaced and read_all(data) == before

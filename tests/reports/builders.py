@@ -28,7 +28,6 @@ NASTY = (TAG, LINK, TABLE, CONTROL, "Donaudampfschifffahrtsgesellschaft" * 12)
 
 
 def make_contradiction(message: str) -> dict[str, Any]:
-    """Make a contradiction of the data card with any message."""
     numbers = {"answers": 45, "contradicted": 41.0, "expected": 3.0, "p_value": 1e-9}
     return {"person": "reviewer r-01234567", "batch": None, **numbers, "message": message}
 
@@ -120,7 +119,6 @@ def assert_golden(name: str, text: str) -> None:
 
 
 def make_holdout_metrics(at_threshold: Mapping[str, Any] = {}, **values: Any) -> HoldoutMetrics:
-    """Build the metrics of a hold-out, with some values changed."""
     holdout = json.loads(read_results())["metrics"]["holdout"]
     return HoldoutMetrics(**(holdout | values | {"at_threshold": holdout["at_threshold"] | at_threshold}))
 

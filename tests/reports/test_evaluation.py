@@ -31,11 +31,7 @@ from tests.reports.reading import READER, Page, said_in_markdown, said_on_page, 
 pytestmark = pytest.mark.heavy  # whole reports with their plots
 
 IMAGES = {name: f"<svg>{name}</svg>".encode() for name in PLOTS}
-STATES: dict[str, dict[str, Any]] = {
-    "guaranteed": {},
-    "infeasible": {"guaranteed": False},
-    "few_rows": {"few": True},
-}
+STATES: dict[str, dict[str, Any]] = {"guaranteed": {}, "infeasible": {"guaranteed": False}, "few_rows": {"few": True}}
 
 
 def render_markdown(**options: Any) -> str:

@@ -22,7 +22,6 @@ def draw(name: str) -> bytes:
 
 
 def read_texts(svg: bytes) -> list[str]:
-    """Read the texts of an SVG with a strict XML parser."""
     return [" ".join(node.itertext()) for node in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
 
 
@@ -122,7 +121,6 @@ def test_render_plot_undefined_value_is_gap() -> None:
     table.loc[table["threshold"] > 0.7, "precision"] = np.nan
     svg = render_plot("threshold", table).decode()
     line = re.search(r'<g id="line2d_\d+">\s*<path d="([^"]*)" clip-path[^>]*stroke: #0072b2', svg)
-    assert line is not None
     assert len(re.findall(r"[ML] ", line[1])) == table["precision"].notna().sum()
 
 

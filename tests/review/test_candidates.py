@@ -11,17 +11,15 @@ from numpy.typing import NDArray
 
 from abstain.core.errors import AbstainError
 from abstain.data.store.dataset import REVIEW_QUEUE_PREFIX, DataStore
-from abstain.ingest.pipeline.run import ingest
-from abstain.ingest.sources.files import make_explicit_sources
 from abstain.review import question_drift as module
 from abstain.review.candidates import read_candidates, stream_interactions
 from abstain.review.question_drift import compute_nearest_distances, measure_question_drift
-from tests.factories import ASKED, NOW, PARAMS, accept_all, alone, later, row, thumb, verdict, write_lines
+from tests.factories import ASKED, PARAMS, alone, later, row, thumb, verdict, write_lines
+from tests.ingest import builders
 
 
 def take(data: Path, *rows: dict, name: str = "history.jsonl") -> DataStore:
-    file = write_lines(data.parent / name, *rows)
-    report = ingest(make_explicit_sources([str(file)]), data, PARAMS, NOW, validate=accept_all)
+    report = builders.take(data, write_lines(data.parent / name, *rows), params=PARAMS)
     assert report.accepted == len(rows), report.reasons
     return DataStore(data)
 

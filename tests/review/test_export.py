@@ -281,9 +281,8 @@ def test_sampled_and_reviewer_cells_hold_the_row() -> None:
     asked = interaction("i-7", question="=What?", contexts=CONTEXTS, product="cards", line_of_business=None)
     contexts = "[1] cards-gold#1 (Gold › Fees, page 3)\nFees\n\nThe fee is 90 euros.\n\n[2] x#2\n-1"
     sampled = ("i-7", "=What?", "None.", contexts, "cards", "", "drift", "1 of 4")
-    assert make_sampled_cells(asked, {"cards-gold#1": "Gold › Fees, page 3"}, "drift", 1, 4) == dict(
-        zip(SAMPLED_COLUMNS, sampled, strict=True)
-    )
+    cells = make_sampled_cells(asked, {"cards-gold#1": "Gold › Fees, page 3"}, "drift", 1, 4)
+    assert cells == dict(zip(SAMPLED_COLUMNS, sampled, strict=True))
     own = ("yes", "no", "yes", "90", "sme-1", "2026-09-03T12:00:00Z")
     filled = make_reviewer_cells(review("i-7", right=False, ideal_answer="90"))
     assert filled == dict(zip(REVIEWER_COLUMNS, own, strict=True))

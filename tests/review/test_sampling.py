@@ -235,9 +235,7 @@ def count_errors(estimated: Sequence[float], truth: float) -> float:
 
 
 @pytest.mark.slow
-def test_draw_sample_draws_a_row_as_often_as_its_probability(
-    answers: pd.DataFrame, designs: list[ReviewDesign]
-) -> None:
+def test_draw_sample_draws_row_as_often_as_its_probability(answers: pd.DataFrame, designs: list[ReviewDesign]) -> None:
     times = pd.concat([design.rows for design in designs]).groupby(level=0).size().reindex(answers.index, fill_value=0)
     expected = designs[0].rows["probability"].reindex(answers.index)
     for design in designs:

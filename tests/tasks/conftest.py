@@ -20,8 +20,6 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.data.store.splits import compute_holdout_digest
 from abstain.data.store.state_table import write_table
-from abstain.ingest.pipeline.run import ingest
-from abstain.ingest.sources.files import make_explicit_sources
 from abstain.learning.thresholds.guarantee import GuaranteeEstimates
 from abstain.release.evaluation_set import CANDIDATE
 from abstain.release.registry import Registry, load_registry
@@ -32,7 +30,8 @@ from abstain_tasks.runs.shell import git
 from abstain_tasks.runs.workspace import BRANCH, Workspace
 from tests.checkout import SHIPPED
 from tests.conftest import ROOT
-from tests.factories import NOW, PARAMS, accept_all, alone, row, thumb, verdict, write_lines
+from tests.factories import alone, row, thumb, verdict, write_lines
+from tests.ingest.builders import take
 from tests.learning.estimators.builders import D, ragged, write_mean_probe
 from tests.learning.thresholds.builders import EVIDENCE, make_guarantee, make_missing_guarantee
 from tests.release.builders import make_related_set, make_set
@@ -99,8 +98,11 @@ class Plain(Workspace):
 
 
 def read_approval(workspace: Workspace, name: str) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((workspace.path / paths.APPROVALS / f"{name}.json").read_text())
-    return record
+    return json.loads((workspace.path / paths.APPROVALS / f"{name}.json").read_text())
+
+
+def read_checks(workspace: Workspace, version: str) -> dict[str, dict[str, Any]]:
+    return {check["name"]: check for check in read_approval(workspace, version)["checks"]}
 
 
 @pytest.fixture
@@ -138,11 +140,9 @@ class Candidates:
     ) -> None:
         """Write a candidate of strength `probe`, without the first `drop` answers of the hold-out.
 
-        `flipped`: the first so many answers have the other label.
-
-        `guaranteed`: whether the validation split guarantees something. `n_self_selected`: the first so many reviews
-        are self-selected and find all that is shown incorrect, the others are sampled; None if that is unknown. A third
-        of all reviews are of the hold-out.
+        `flipped`: the first so many answers have the other label. `guaranteed`: whether the validation split guarantees
+        something. `n_self_selected`: the first so many reviews are self-selected and find all that is shown incorrect,
+        the others are sampled; None if that is unknown. A third of all reviews are of the hold-out.
         """
         root = self.workspace.path
         shutil.rmtree(root / paths.ARTIFACTS, ignore_errors=True)
@@ -206,7 +206,6 @@ class Candidates:
         self.last = scores.set_index("interaction_id")["confidence"]
 
     def scores_of_champion(self, _workspace: Any, _event: Any, ids: pd.Series) -> promotion_inputs.ChampionScores:
-        assert self.champion is not None
         found = self.champion.loc[list(ids)].tolist()
         return promotion_inputs.ChampionScores(found, found, 0.5)
 
@@ -214,7 +213,6 @@ class Candidates:
         outcome = promote_candidate.fn(self.workspace, options.pop("new_holdout", None), **options)
         if outcome.status == "promoted":
             self.champion = self.last
-            assert outcome.version
             self.workspace.keep(outcome.version, paths.SCORES)
         return outcome
 
@@ -223,9 +221,7 @@ class Candidates:
 def first_candidates(workspace: Plain, monkeypatch: pytest.MonkeyPatch) -> Candidates:
     """With nothing in production."""
     made = Candidates(workspace)
-    monkeypatch.setattr(
-        promotion_inputs, "run", lambda *_, **__: json.dumps({"p99_ms": made.latency, "decision_ms": 40.0})
-    )
+    monkeypatch.setattr(promotion_inputs, "run", lambda *_, **__: f'{{"p99_ms": {made.latency}, "decision_ms": 40.0}}')
     monkeypatch.setattr(promotion, "create_markdown_artifact", lambda text, **_: made.judged.append(text))
     monkeypatch.setattr(promotion_inputs, "score_champion", made.scores_of_champion)
     return made
@@ -251,7 +247,7 @@ def history(workspace: Plain, tmp_path: Path) -> Plain:
     )
     for minor, rows in enumerate(batches):
         file = write_lines(tmp_path / f"{minor}.jsonl", *rows)
-        ingest(make_explicit_sources([str(file)]), data, PARAMS, NOW, validate=accept_all)
+        take(data, file)
         workspace.dvc("add", "--quiet", "data")
         commit(workspace, "Ingest", "data.dvc")
         workspace.git("tag", "--annotate", f"probe@v1.{minor}.0", "-m", "t")

@@ -27,7 +27,6 @@ class Receiver(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        assert isinstance(self.server, Receiver)
         status = self.server.statuses.pop(0) if self.server.statuses else 200
         if not status:
             self.wfile.write(b"no status line\r\n\r\n")

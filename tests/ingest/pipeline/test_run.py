@@ -14,39 +14,20 @@ from abstain.core.codes import Code
 from abstain.core.contracts import Interaction, Review, Thumb
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import read_lines
-from abstain.core.reasons import Reason
 from abstain.data.store.dataset import DataStore, read_rows
 from abstain.data.store.record_keys import make_interaction_identity
-from abstain.data.validation.checks import ValidatedRows
-from abstain.data.validation.runner import ValidationResult, validate
+from abstain.data.validation.runner import validate
 from abstain.ingest.pipeline import ingest_pipeline
 from abstain.ingest.pipeline.run import BatchRejected, ingest
 from abstain.ingest.quarantine import Quarantine, QuarantinedRow, require_unblocked
 from abstain.ingest.report import IngestReport, count_reasons
-from abstain.ingest.sources.files import FileSource, make_explicit_sources
+from abstain.ingest.sources.files import FileSource
 from abstain.ingest.sources.quarantine_source import QuarantineSource
 from abstain.knowledge.documents.reader import parse_document, read_documents, serialize_document
 from tests.factories import NOW, PARAMS, accept_all, alone, bytes_of, later, markdown, row, thumb, verdict, write_lines
+from tests.ingest.builders import LENIENT, NOT_LIKED, refuse, refuse_keys, take
 
 STRICT = PARAMS.model_copy(update={"max_failed_fraction": 0.0})
-LENIENT = PARAMS.model_copy(update={"max_failed_fraction": 1.0})
-
-
-def take(data: Path, *files: Path, params: ValidationParams = LENIENT, validate: Any = accept_all) -> IngestReport:
-    return ingest(make_explicit_sources([str(file) for file in files]), data, params, NOW, validate=validate)
-
-
-NOT_LIKED = Reason(Code.FAILED_CHECK, "field", "not liked")
-
-
-def refuse_keys(prefix: str | tuple[str, ...]) -> Any:
-    """A validator that fails the rows whose key begins with `prefix`, or with one of several."""
-
-    def validate(rows: ValidatedRows, *_: Any) -> ValidationResult:
-        keys = [line.key for line in (*rows.interactions, *rows.feedback, *rows.reviews)]
-        return ValidationResult(rows={}, reasons={key: (NOT_LIKED,) for key in keys if key.startswith(prefix)})
-
-    return validate
 
 
 def read_refused(data: Path, report: IngestReport) -> list[QuarantinedRow]:
@@ -87,16 +68,13 @@ def test_report_counts_reviews_weighted_by_their_source(tmp_path: Path, name: st
 def test_ingest_reasoning_is_cut_out_of_answers(tmp_path: Path) -> None:
     thought = row(answer="<think>Five? Ten?</think> Five euros.", token_log_probs=[-0.5, -1])
     rows = thought, row("i-2", answer="<think>Five?"), row("i-3", answer="<think>Five?</think>"), row("i-4")
-    source = make_explicit_sources([str(write_lines(tmp_path / "a.jsonl", *rows))])
-    options: dict[str, Any] = {"validate": accept_all, "reasoning": ("think",)}
-    report = ingest(source, tmp_path / "data", LENIENT, NOW, **options)
+    data, file = tmp_path / "data", write_lines(tmp_path / "a.jsonl", *rows)
+    report = take(data, file, reasoning=("think",))
     assert (report.accepted, report.quarantined, report.cut_answers) == (2, 2, 1)
-    assert {reason.field for refused in read_refused(tmp_path / "data", report) for reason in refused.reasons} == {
-        "answer"
-    }
-    (cut, _) = DataStore(tmp_path / "data").iter_rows(Interaction)
+    assert {reason.field for refused in read_refused(data, report) for reason in refused.reasons} == {"answer"}
+    (cut, _) = DataStore(data).iter_rows(Interaction)
     assert (cut.answer, cut.token_log_probs) == ("Five euros.", None)
-    assert ingest(source, tmp_path / "data", LENIENT, NOW, **options).duplicate == 2
+    assert take(data, file, reasoning=("think",)).duplicate == 2
 
 
 def test_ingest_same_row_is_duplicate_other_content_conflicts(tmp_path: Path) -> None:
@@ -147,9 +125,8 @@ def read_texts(data: Path) -> tuple[list[str], list[str]]:
 def test_ingest_newer_document_replaces_chunks_others_conflict(tmp_path: Path) -> None:
     data, first = tmp_path / "data", document_file(tmp_path, "first.md")
     assert take(data, first).contracts["documents"] == take(data, first).duplicate == 1
-    assert (data / "documents" / "fees.md").read_bytes() == serialize_document(
-        parse_document(markdown().encode(), "a.md")
-    )
+    stored = serialize_document(parse_document(markdown().encode(), "a.md"))
+    assert (data / "documents" / "fees.md").read_bytes() == stored
     assert read_texts(data) == (["There is no fee."], [])
     newer = document_file(tmp_path, "newer.md", updated_at="2026-08-02T00:00:00Z", body="The fee is ten euros.")
     assert take(data, newer).accepted == 1
@@ -175,7 +152,7 @@ def test_ingest_newer_document_replaces_chunks_others_conflict(tmp_path: Path) -
 def test_ingest_rows_that_fail_validation_are_quarantined(tmp_path: Path) -> None:
     bad = [row("bad", thumb=thumb()), row("bad", review=verdict()), row("bad"), row(thumb=thumb())]
     file = write_lines(tmp_path / "a.jsonl", *bad, row(review=verdict()), row("fine", review=verdict()), row("fine"))
-    report = take(tmp_path / "data", file, validate=refuse_keys(("interactions/bad", "feedback/i-1")))
+    report = take(tmp_path / "data", file, validate=refuse_keys("interactions/bad", "feedback/i-1"))
     assert (report.accepted, report.duplicate, report.quarantined) == (2, 1, 4)
     assert report.contracts == {"interactions": 2, "feedback": 0, "reviews": 2, "documents": 0}
     assert [found.interaction_id for found in DataStore(tmp_path / "data").iter_rows(Interaction)] == ["i-1", "fine"]
@@ -183,10 +160,7 @@ def test_ingest_rows_that_fail_validation_are_quarantined(tmp_path: Path) -> Non
 
 
 def test_ingest_conflict_with_a_failed_row_is_no_conflict(tmp_path: Path) -> None:
-    def refuse_nones(rows: ValidatedRows, *_: Any) -> ValidationResult:
-        bad = {line.key: (NOT_LIKED,) for line in rows.interactions if line.row.answer == "None."}
-        return ValidationResult(rows={}, reasons=bad)
-
+    refuse_nones = refuse(lambda line: line.row.answer == "None.")
     file = write_lines(tmp_path / "a.jsonl", row(), row(answer="Ten euros."))
     report = take(tmp_path / "data", file, validate=refuse_nones)
     assert (report.accepted, report.quarantined) == (1, 1)
@@ -372,11 +346,11 @@ def test_ingest_rejected_pending_row_is_quarantined_once(tmp_path: Path, reply: 
     data, file = tmp_path / "data", tmp_path / "a.jsonl"
     spaced = json.dumps(alone(reply), separators=(", ", " : "))  # the same row in other words
     write_lines(file, alone(reply), spaced, row())
-    first = take(data, file, validate=refuse_keys(("feedback/", "reviews/")))
+    first = take(data, file, validate=refuse_keys("feedback/", "reviews/"))
     assert (first.read, first.accepted, first.quarantined, first.newly_rejected) == (3, 1, 2, 2)
     assert len(read_refused(data, first)) == 1
     before = bytes_of(data)
-    second = take(data, file, validate=refuse_keys(("feedback/", "reviews/")))
+    second = take(data, file, validate=refuse_keys("feedback/", "reviews/"))
     assert (second.duplicate, second.quarantined, second.newly_rejected) == (1, 2, 0)
     assert bytes_of(data) == before
     assert take(data, file).accepted == 1, "and it leaves once it is accepted"
@@ -458,8 +432,7 @@ def test_ingest_any_lines_add_up_and_twice_is_once(lines: list[bytes], bad: str)
 
 
 def correct(data: Path, *lines: Any, reason: str | None = "a wrong export", validate: Any = accept_all) -> IngestReport:
-    sources = make_explicit_sources([str(write_lines(data.parent / "corrected.jsonl", *lines))])
-    return ingest(sources, data, LENIENT, NOW, replace_reason=reason, validate=validate)
+    return take(data, write_lines(data.parent / "corrected.jsonl", *lines), replace_reason=reason, validate=validate)
 
 
 def count_replaced(report: IngestReport) -> dict[str, int]:
@@ -479,10 +452,8 @@ def test_replace_rows_take_the_place_of_stored_ones(stored: Path) -> None:
     lines = [row(answer="Ten.", review=verdict(False)), alone(thumb("down", user="ann")), row("i-2"), row("i-3")]
     report = correct(stored, *lines, validate=validate)
     assert (report.accepted, report.duplicate, report.quarantined) == (3, 1, 0)
-    assert (count_replaced(report), report.contracts["interactions"]) == (
-        {"interactions": 1, "reviews": 1, "feedback": 1},
-        1,
-    )
+    assert count_replaced(report) == {"interactions": 1, "reviews": 1, "feedback": 1}
+    assert report.contracts["interactions"] == 1
     store = DataStore(stored)
     answers = [(found.interaction_id, found.answer) for found in store.iter_rows(Interaction)]
     assert answers == [("i-0", "None."), ("i-1", "Ten."), ("i-2", "None."), ("i-3", "None.")], "each in its place"
@@ -504,9 +475,7 @@ def test_replace_batch_records_reason_and_interactions(stored: Path) -> None:
 
 
 @pytest.mark.parametrize("block_rows", [1, 20_000])
-def test_replace_two_contents_of_one_file_conflict(
-    stored: Path, block_rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_replace_two_contents_in_file_conflict(stored: Path, block_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ingest_pipeline, "BLOCK_ROWS", block_rows)
     report = correct(stored, row(answer="Ten."), row(answer="Nine."), row("i-8"), row("i-8", answer="Ten."))
     assert (report.accepted, report.quarantined, count_replaced(report)) == (2, 2, {"interactions": 1})
@@ -531,18 +500,14 @@ def test_replace_time_must_fit_the_stored_feedback(stored: Path, days: float, co
 
 def test_replace_time_must_fit_earlier_feedback_of_its_file(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ingest_pipeline, "BLOCK_ROWS", 1)
-    report = correct(
-        stored, alone(thumb(days=0.5), "i-0"), row("i-0", asked_at=later(0.7).isoformat()), validate=validate
-    )
+    moved = row("i-0", asked_at=later(0.7).isoformat())
+    report = correct(stored, alone(thumb(days=0.5), "i-0"), moved, validate=validate)
     assert (report.accepted, report.quarantined, report.replaced) == (1, 1, ())
 
 
 @pytest.mark.parametrize("is_accepted", [True, False])
 def test_replace_pending_thumb_if_the_new_one_passes(stored: Path, is_accepted: bool) -> None:
-    def accept_up(rows: ValidatedRows, *_: Any) -> ValidationResult:
-        down = [record.key for record in rows.feedback if getattr(record.row, "thumb", "") == "down"]
-        return ValidationResult(rows={}, reasons=dict.fromkeys(down, (NOT_LIKED,)))
-
+    accept_up = refuse(lambda line: getattr(line.row, "thumb", "") == "down")
     lines = alone(thumb("down", user="ann"), "i-9"), row("i-9")
     report = correct(stored, *lines, validate=accept_all if is_accepted else accept_up)
     thumbs = [found.thumb for found in DataStore(stored).iter_rows(Thumb) if found.interaction_id == "i-9"]
@@ -570,9 +535,7 @@ def test_ingest_added_part_completes_the_stored_row(stored: Path, name: str, rea
 
 
 @pytest.mark.parametrize("block_rows", [1, 20_000])
-def test_ingest_parts_of_two_files_complete_one_row(
-    stored: Path, block_rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ingest_parts_of_two_files_complete_row(stored: Path, block_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ingest_pipeline, "BLOCK_ROWS", block_rows)
     names = list(PARTS)
     new = [row("i-8", **{name: PARTS[name]}) for name in (names[0], names[1])]

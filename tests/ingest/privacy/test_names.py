@@ -46,6 +46,5 @@ def test_redact_names_of_a_long_text_in_windows(monkeypatch: pytest.MonkeyPatch)
 
 def test_redactor_folder_without_a_pipeline_raises(tmp_path: Path) -> None:
     redactor = Redactor(params(redact=("PERSON",), names_pipeline=str(tmp_path)))
-    with pytest.raises(AbstainError, match="^privacy.names_pipeline: '.*' cannot be loaded: ") as caught:
+    with pytest.raises(AbstainError, match=r"^privacy.names_pipeline: '.*' cannot be loaded: .*\Z"):
         redactor.redact("John Smith")
-    assert "\n" not in str(caught.value)

@@ -11,10 +11,7 @@ from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.contracts import Context, Question
 from abstain.core.errors import AbstainError
-from abstain.core.reasons import Reasons
-from abstain.data.validation.checks import ValidatedRows
-from abstain.data.validation.runner import ValidationResult
-from abstain.ingest.parsing import ParsedRow, make_document_row, make_reason, parse_line, serialize_row
+from abstain.ingest.parsing import ParsedRow, make_document_row, parse_line, serialize_row
 from abstain.ingest.pipeline.run import BatchRejected, ingest
 from abstain.ingest.privacy import policy
 from abstain.ingest.privacy.policy import Privacy
@@ -24,6 +21,7 @@ from abstain.ingest.sources.files import FileSource, make_explicit_sources
 from abstain.knowledge.documents.reader import parse_document
 from abstain.reports.data_reports.ingest import ingest_report
 from tests import factories as rows
+from tests.ingest.builders import read_all, refuse_keys, take
 from tests.ingest.privacy.builders import params
 
 KEY = "k" * 32
@@ -139,16 +137,11 @@ def test_privacy_without_pseudonyms_makes_no_key(tmp_path: Path, monkeypatch: py
     assert [file.name for file in tmp_path.iterdir()] == ["user.key"]
 
 
-@pytest.mark.parametrize("reasons", [(), (make_reason("question", "odd"),)], ids=["accepted", "rejected"])
-def test_ingest_valid_row_is_stored_redacted(tmp_path: Path, reasons: Reasons) -> None:
-    def validate(new: ValidatedRows, *_: object) -> ValidationResult:
-        return ValidationResult(rows={}, reasons={line.key: reasons for line in new.interactions if reasons})
-
+@pytest.mark.parametrize("validate", [rows.accept_all, refuse_keys("interactions/")], ids=["accepted", "rejected"])
+def test_ingest_valid_row_is_stored_redacted(tmp_path: Path, validate: Any) -> None:
     file = rows.write_lines(tmp_path / "a.jsonl", rows.row(question=f"I am {MAIL}", thumb=rows.thumb(user=USER)))
-    limits = rows.PARAMS.model_copy(update={"max_failed_fraction": 1.0})
-    sources, data = make_explicit_sources([str(file)]), tmp_path / "data"
-    ingest(sources, data, limits, rows.NOW, privacy=PRIVACY, validate=validate)
-    stored = "".join(content.decode() for content in rows.bytes_of(data).values())
+    take(tmp_path / "data", file, privacy=PRIVACY, validate=validate)
+    stored = read_all(tmp_path / "data")
     assert "I am <EMAIL_ADDRESS>" in stored and PRIVACY.get_pseudonym(USER) in stored
     assert MAIL not in stored and USER not in stored
 
@@ -163,7 +156,6 @@ def test_ingest_rejected_rows_leave_no_secret_anywhere(tmp_path: Path) -> None:
     source = FileSource(name="inbox", url=str(inbox))
     with pytest.raises(BatchRejected, match="5 of 5 new rows fail") as refused:
         ingest([source], data, rows.PARAMS, rows.NOW, privacy=PRIVACY, validate=rows.accept_all)
-    found = str(refused.value) + refused.value.report.to_markdown()
-    found += "".join(content.decode() for content in rows.bytes_of(data).values())
+    found = str(refused.value) + refused.value.report.to_markdown() + read_all(data)
     assert MAIL not in found and USER not in found
     assert "<EMAIL_ADDRESS>: unknown field" in found and PRIVACY.get_pseudonym(USER) not in found

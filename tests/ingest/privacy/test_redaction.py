@@ -49,9 +49,8 @@ def cards(draw: st.DrawFn) -> str:
 @st.composite
 def ibans(draw: st.DrawFn) -> str:
     country = draw(st.sampled_from(sorted(benchmark.IBAN_LENGTHS)))
-    account = draw(
-        st.text(DIGITS, min_size=benchmark.IBAN_LENGTHS[country] - 4, max_size=benchmark.IBAN_LENGTHS[country] - 4)
-    )
+    length = benchmark.IBAN_LENGTHS[country] - 4
+    account = draw(st.text(DIGITS, min_size=length, max_size=length))
     case = draw(st.sampled_from([str, str.lower]))
     return case(benchmark.split_groups(benchmark.make_iban(country, account), draw(st.sampled_from(["", " "]))))
 
@@ -129,15 +128,6 @@ def test_redact_removes_all_that_presidio_finds(parts: list[str]) -> None:
         ("4111-1111-1111-1111-123 4", "<CREDIT_CARD>-123 4"),
         ("an AT61 1904 3002 3457 3201 1000 Euro", "an <IBAN_CODE> 1000 Euro"),
         ("mailto:ann@example.org?subject=a", "mailto:<EMAIL_ADDRESS>?subject=a"),
-    ],
-)
-def test_redact_every_script_and_form(text: str, redacted: str) -> None:
-    assert redact(text) == redacted
-
-
-@pytest.mark.parametrize(
-    ("text", "redacted"),
-    [
         *((f"ann@example.org{sign}", f"<EMAIL_ADDRESS>{sign}") for sign in "¹™①½Ⓐ"),
         *((f"4111 1111 1111 1111{sign}", f"<CREDIT_CARD>{sign}") for sign in "²㎏"),
         *((f"{sign}4111 1111 1111 1111", f"{sign}<CREDIT_CARD>") for sign in ("①", "№", "1\ufe0f\u20e3")),
@@ -148,7 +138,7 @@ def test_redact_every_script_and_form(text: str, redacted: str) -> None:
         ("①②③ 4️⃣1️⃣1️⃣1️⃣1111 1111 1111", "①②③ <CREDIT_CARD>"),
     ],
 )
-def test_redact_sign_next_to_a_secret_hides_nothing(text: str, redacted: str) -> None:
+def test_redact_every_script_form_and_sign_beside_it(text: str, redacted: str) -> None:
     assert redact(text) == redacted
 
 

@@ -32,7 +32,6 @@ sources:
 
 
 def load(folder: Path, text: str) -> tuple[AnySource, ...]:
-    """Parse `text`, with `folder` as the home."""
     (folder / "sources.yaml").write_text(text)
     return load_sources(folder / "sources.yaml", folder)
 
@@ -76,10 +75,8 @@ def test_sources_shipped_file_is_the_inbox_and_the_decision_log(tmp_path: Path) 
 )
 def test_sources_wrong_key_is_one_line(tmp_path: Path, old: str, new: str, message: str) -> None:
     assert old in FULL
-    with pytest.raises(AbstainError, match=re.escape(message)) as refused:
+    with pytest.raises(AbstainError, match=rf"^{re.escape(f'{tmp_path}/sources.yaml')}.*{re.escape(message)}.*\Z"):
         load(tmp_path, FULL.replace(old, new))
-    assert "\n" not in str(refused.value)
-    assert str(refused.value).startswith(str(tmp_path / "sources.yaml"))
     with pytest.raises(AbstainError, match=r"nowhere\.yaml is missing"):
         load_sources(tmp_path / "nowhere.yaml", tmp_path)
     with pytest.raises(AbstainError, match="'warehouse': .* PASSWORD"):

@@ -68,9 +68,7 @@ def take(folder: Path) -> IngestReport:
 
 def list_stored(folder: Path) -> list[list[str]]:
     store = DataStore(folder / "data")
-    return [
-        sorted(row.interaction_id for row in store.iter_rows(contract)) for contract in (Interaction, Thumb, Review)
-    ]
+    return [sorted(row.interaction_id for row in store.iter_rows(kind)) for kind in (Interaction, Thumb, Review)]
 
 
 def test_decisions_only_sampled_and_rated_ones_come(tmp_path: Path, open_here: Open) -> None:
@@ -105,9 +103,7 @@ steps = st.one_of(
 @pytest.mark.heavy
 @given(st.lists(steps, max_size=25))
 @settings(max_examples=25)
-def test_decisions_every_row_is_ingested_exactly_once(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
-) -> None:
+def test_decisions_every_row_is_ingested_exactly_once(tmp_path_factory: pytest.TempPathFactory, steps: list) -> None:
     folder = tmp_path_factory.mktemp("log")
     log = open_log(url_of(folder), withheld_sampling_rate=0.5, shown_sampling_rate=0.5)
     keys: dict[str, list[str]] = {"decide": [], "thumb": [], "review": []}
@@ -130,9 +126,7 @@ def test_decisions_every_row_is_ingested_exactly_once(
     assert take(folder).read == 0
 
 
-def test_decisions_pages_come_in_order_later_ones_next(
-    tmp_path: Path, open_here: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_decisions_pages_come_in_order(tmp_path: Path, open_here: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PAGE_ROWS", 3)
     log = open_here(**ALL)
     record(log, *(make(f"i-{n}") for n in range(9) for make in (decision, feedback)))

@@ -4,7 +4,6 @@ import hashlib
 import json
 import math
 import os
-import random
 import re
 import subprocess
 import time
@@ -24,7 +23,7 @@ from hypothesis import strategies as st
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.ingest.parsing import ParsedRow, make_too_large_reason
-from abstain.ingest.sources import SourceReader, SourceState, files
+from abstain.ingest.sources import SourceReader, files
 from abstain.ingest.sources import lines as module
 from abstain.ingest.sources.document_files import DocumentRules
 from abstain.ingest.sources.files import ExplicitFiles, FileSource, make_explicit_sources
@@ -35,9 +34,7 @@ from tests.ports import free_port
 THUMBS = "interaction_id,given_at,thumb\ni-1,2026-09-02T12:00:00Z,up\n"
 
 
-def read(
-    path: Path | str, state: SourceState | None = None, *, scheduled: bool = False, **options: Any
-) -> tuple[list[ParsedRow], SourceReader]:
+def read(path: Path | str, state: Any = None, *, scheduled: bool = False, **options: Any) -> tuple[list, SourceReader]:
     source = FileSource if scheduled else ExplicitFiles
     reading = source(name="here", url=str(path), **options).read(state or {})
     rows = list(reading)
@@ -209,9 +206,8 @@ UNREADABLE = {
 def test_files_unreadable_is_an_error_scheduled_a_rejected_row(tmp_path: Path) -> None:
     for name, (content, message) in UNREADABLE.items():
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(AbstainError, match=rf"{name}: .*{re.escape(message)}") as error:
+        with pytest.raises(AbstainError, match=rf"^.*{name}: .*{re.escape(message)}.*\Z"):
             read(tmp_path / name)
-        assert "\n" not in str(error.value)
     write_lines(tmp_path / "a.jsonl", row())
     (tmp_path / "z.csv").write_text(THUMBS)
     rows, reading = read(tmp_path, scheduled=True)
@@ -247,20 +243,6 @@ def test_files_missing_or_other_file_is_an_error(tmp_path: Path, name: str) -> N
     (tmp_path / "a.pptx").write_bytes(b"PK")
     with pytest.raises(AbstainError, match=f"{name}: "):
         read(tmp_path / name)
-
-
-def test_files_unfinished_file_is_read_when_complete(tmp_path: Path) -> None:
-    noise, file = random.Random(0), tmp_path / "a.jsonl.gz"
-    lines = [json.dumps(row(str(n), answer=noise.randbytes(500).hex())) for n in range(3000)]
-    whole = gzip.compress("\n".join(lines).encode())
-    file.write_bytes(whole[: len(whole) // 2])
-    rows, reading = read(tmp_path, scheduled=True)
-    assert contents(rows) == [], "nothing half-done"
-    assert [reason.code for found in rows for reason in found.reasons] == [Code.WRONG_FORMAT]
-    file.write_bytes(whole)
-    rows, reading = read(tmp_path, reading.outcome.state, scheduled=True)
-    assert (len(contents(rows)), [found for found in rows if found.reasons]) == (3000, [])
-    assert read(tmp_path, reading.outcome.state, scheduled=True)[0] == []
 
 
 def test_files_deleted_file_is_skipped_deleted_folder_an_error(tmp_path: Path) -> None:
@@ -344,9 +326,7 @@ def test_files_s3_bucket_is_read(s3: str) -> None:
     st.lists(st.binary(max_size=200) | st.just(json.dumps(row()).encode()), max_size=6).map(b"\n".join),
     st.sampled_from(files.SUFFIXES),
 )
-def test_files_any_bytes_are_rows_or_one_error(
-    tmp_path_factory: pytest.TempPathFactory, content: bytes, suffix: str
-) -> None:
+def test_files_bytes_are_rows_or_error(tmp_path_factory: pytest.TempPathFactory, content: bytes, suffix: str) -> None:
     file = tmp_path_factory.getbasetemp() / f"any{suffix}"
     file.write_bytes(gzip.compress(content) if suffix.endswith(".gz") and len(content) % 3 else content)
     found_anyway, _ = read(file, scheduled=True)
@@ -408,7 +388,6 @@ def test_utf8_invalid_utf16_spoils_its_own_line_only() -> None:
     good, bad, half = split_lines(to_utf8([content]))
     assert good == b"good"
     for line in (bad, half):
-        assert isinstance(line, bytes)
         with pytest.raises(UnicodeDecodeError):
             line.decode()
 
@@ -420,7 +399,6 @@ def test_lines_too_long_line_is_counted_and_hashed(monkeypatch: pytest.MonkeyPat
     assert (before, after) == (b"a", b"b")
     assert found == OversizedLine(len(long), hashlib.sha256(long).hexdigest())
     assert read_whole([long[:99], long[99:]], module.MAX_LINE_BYTES) == found
-    assert isinstance(found, OversizedLine)
     row = found.to_rejected_row("a.jsonl", 7)
     assert row.reasons == (make_too_large_reason("line", "19,000 bytes, 10,000 allowed"),)
     assert (row.source, row.line, row.raw, row.size, row.digest) == ("a.jsonl", 7, b"", len(long), found.sha256)

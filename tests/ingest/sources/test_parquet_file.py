@@ -103,15 +103,13 @@ def test_parquet_damaged_file_is_an_error() -> None:
     pq.write_table(pa.table({"interaction_id": [f"i-{n:05}" for n in range(5000)]}), file, compression="gzip")
     content = bytearray(file.getvalue())
     content[200:400] = bytes(200)
-    with pytest.raises(AbstainError, match=r"^cannot be read: ") as refused:
+    with pytest.raises(AbstainError, match=r"^cannot be read: .*\Z"):
         write_json_lines(io.BytesIO(bytes(content)), io.BytesIO())
-    assert "\n" not in str(refused.value)
     with pytest.raises(AbstainError, match=r"^the columns 'thumb\.thumb' and 'thumb' are redundant"):
         read({"interaction_id": ["i"], "thumb": ["up"], "thumb.thumb": ["down"]})
 
 
 def to_native(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return an object with its moments as timestamps."""
     values = {name: to_native(value) if isinstance(value, dict) else value for name, value in fields.items()}
     return {
         name: datetime.fromisoformat(value).astimezone(UTC) if name.endswith("_at") else value

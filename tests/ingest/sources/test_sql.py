@@ -30,7 +30,6 @@ CREATE TABLE reviews (
 
 
 def new_database(folder: Path) -> Path:
-    """Make an SQLite file with empty tables."""
     path = folder / "feedback.db"
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(MAKE)
@@ -213,9 +212,8 @@ def test_sql_tables_not_as_configured_are_one_error(database: Path, tables: Tabl
     run(database, "ALTER TABLE interactions RENAME TO old")
     run(database, "ALTER TABLE reviews RENAME TO copied")
     add_thumb(database, 1, DAY.format(1))
-    with pytest.raises(AbstainError, match=message) as refused:
+    with pytest.raises(AbstainError, match=rf"^sqlite:///{database}: .*{message}.*\Z"):
         read(database, tables=tables)
-    assert str(refused.value).startswith(f"sqlite:///{database}: ") and "\n" not in str(refused.value)
     assert lines(read(database)[0]) == [1], "and nothing is written"
 
 

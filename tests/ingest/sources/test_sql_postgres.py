@@ -84,9 +84,8 @@ def test_postgres_query_may_hold_casts_but_not_write(url: str) -> None:
     with pytest.raises(AbstainError, match="read-only transaction"):
         read(url, tables=writing)
     run(url, "UPDATE thumbs SET given_at = '0044-03-15 12:00:00+00 BC'")  # which Python cannot hold
-    with pytest.raises(AbstainError, match="feedback: the table 'thumbs': .*: correct this value") as refused:
+    with pytest.raises(AbstainError, match=r"^.*feedback: the table 'thumbs': .*: correct this value.*\Z"):
         read(url)
-    assert "\n" not in str(refused.value)
 
 
 def test_postgres_concurrent_writers_lose_no_row(url: str) -> None:
@@ -135,14 +134,12 @@ def test_postgres_lost_database_is_an_error(postgres: str, url: str, monkeypatch
     next(rows)
     name = make_url(url).database
     run(postgres, f"ALTER DATABASE {name} ALLOW_CONNECTIONS false", CUT.replace("current_database()", f"'{name}'"))
-    with pytest.raises(AbstainError, match="the connection broke, and 4 attempts to go on failed: ") as refused:
+    with pytest.raises(AbstainError, match=r"^.*the connection broke, and 4 attempts to go on failed: .*\Z"):
         list(rows)
-    assert "\n" not in str(refused.value)
     with pytest.raises(RuntimeError):
         _ = reading.outcome.state
-    with pytest.raises(AbstainError, match="not currently accepting connections") as refused:
+    with pytest.raises(AbstainError, match=r"^.*not currently accepting connections.*\Z"):
         source(url).read({})
-    assert "\n" not in str(refused.value)
 
 
 def test_postgres_errors_hide_the_password(postgres: str) -> None:

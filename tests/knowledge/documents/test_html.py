@@ -32,7 +32,6 @@ NO_CONTENT = (
     "<style>c</style><noscript>n</noscript><template>t</template><p hidden>h</p><?php p ?><svg><text>v</text></svg>"
     "<form><p>kept</p><input value=i><button>b</button><select><option>o</select></form><footer>(c)</footer>"
 )
-TABLE = "| A | B |\n| --- | --- |\n| 1 | 2 |"
 LAYOUT = "<table><tr><td>menu<td><h2>Fees</h2>none<table><tr><th>a<tr><td>1</table></table>"
 
 

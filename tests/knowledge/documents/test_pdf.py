@@ -21,24 +21,21 @@ def test_pdf_larger_lines_are_headings_by_size() -> None:
 
 
 def test_pdf_properties_give_title_and_time() -> None:
-    info = "/Title (Fees and rates) /ModDate (D:20260801093000+02'00')"
-    fields, _ = parse_pdf(write_pdf([[(50, 100, 20, "Gold")]], info=info))
-    assert fields == {"title": "Fees and rates", "updated_at": "2026-08-01T09:30:00+02:00"}
-    fields, _ = parse_pdf(
-        write_pdf([[(50, 100, 20, "Gold"), (50, 140, 10, "A card.")]], info="/Title (Microsoft Word - a.docx)")
-    )
-    assert fields == {"title": "Gold"}
-    fields, _ = parse_pdf(write_pdf([[(50, 100, 20, "Gold")]], info="/Title (Fees) /ModDate (D:20261340)"))
-    assert fields == {"title": "Fees"}
+    for info, expected in (
+        (
+            "/Title (Fees and rates) /ModDate (D:20260801093000+02'00')",
+            {"title": "Fees and rates", "updated_at": "2026-08-01T09:30:00+02:00"},
+        ),
+        ("/Title (Microsoft Word - a.docx)", {"title": "Gold"}),
+        ("/Title (Fees) /ModDate (D:20261340)", {"title": "Fees"}),
+    ):
+        assert parse_pdf(write_pdf([[(50, 100, 20, "Gold"), (50, 140, 10, "A card.")]], info=info))[0] == expected
 
 
 def test_pdf_running_heads_and_page_numbers_are_dropped() -> None:
     def page(number: int) -> list[Text]:
-        return [
-            (50, 30, 10, f"Handbook, edition {number}"),
-            (50, 300, 10, f"Text {number}."),
-            (300, 780, 10, f"Page {number}"),
-        ]
+        texts = ((50, 30, f"Handbook, edition {number}"), (50, 300, f"Text {number}."), (300, 780, f"Page {number}"))
+        return [(left, top, 10, text) for left, top, text in texts]
 
     assert read(*map(page, (1, 2, 3))) == "\n\n".join(f"<!-- page {n} -->\n\nText {n}." for n in (1, 2, 3))
 
@@ -65,28 +62,22 @@ def test_pdf_ruled_table_keeps_its_rows() -> None:
     xs, ys = (50, 150, 250), (100, 120, 140, 160)
     rules = [(x, ys[0], x, ys[-1]) for x in xs] + [(xs[0], y, xs[-1], y) for y in ys]
     texts = [["Service", "Fee"], ["Payment", "free"], ["Cash", "2 euros"]]
-    page = [
-        (x + 5, y + 14, 10, text) for y, row in zip(ys, texts, strict=False) for x, text in zip(xs, row, strict=False)
-    ]
+    page = [(xs[column] + 5, ys[n] + 14, 10, text) for n, row in enumerate(texts) for column, text in enumerate(row)]
     table = "| Service | Fee |\n| --- | --- |\n| Payment | free |\n| Cash | 2 euros |"
     assert table in read([*page, (50, 200, 10, "After it.")], rules=rules)
 
 
 def test_pdf_aligned_lines_are_a_table_without_rules() -> None:
     texts = [("Service", "Fee"), ("Payment", "free"), ("Cash", "2 euros")]
-    page: list[Text] = [
-        (x, 100 + 14 * n, 10, text) for n, row in enumerate(texts) for x, text in zip((50, 200), row, strict=True)
+    page = [
+        (50 + 150 * column, 100 + 14 * n, 10, text) for n, row in enumerate(texts) for column, text in enumerate(row)
     ]
     assert "| Payment | free |\n| Cash | 2 euros |" in read(page)
 
 
 def test_pdf_bullets_are_nested_by_where_they_begin() -> None:
-    page: list[Text] = [
-        (50, 100, 10, "- One that is"),
-        (60, 112, 10, "long"),
-        (70, 124, 10, "- Inner"),
-        (50, 136, 10, "- Two"),
-    ]
+    lines = ((50, "- One that is"), (60, "long"), (70, "- Inner"), (50, "- Two"))
+    page = [(left, 100 + 12 * n, 10, text) for n, (left, text) in enumerate(lines)]
     assert "- One that is long\n  - Inner\n- Two" in read(page)
 
 
@@ -103,6 +94,5 @@ ENCRYPTED = f"/Encrypt << /Filter /Standard /V 1 /R 2 /O <{'00' * 32}> /U <{'11'
     ids=["no text", "encrypted", "damaged"],
 )
 def test_pdf_that_cannot_be_read_is_one_line(content: bytes, remedy: str) -> None:
-    with pytest.raises(AbstainError) as refused:
+    with pytest.raises(AbstainError, match=rf"^.*{remedy}.*\Z"):
         parse_pdf(content)
-    assert remedy in str(refused.value) and "\n" not in str(refused.value)

@@ -17,18 +17,9 @@ def save(workbook: Workbook) -> bytes:
 def test_spreadsheet_sheets_are_sections_with_tables() -> None:
     workbook = Workbook()
     fees = workbook.active
-    assert fees is not None
     fees.title = "Fees"
-    for row in (
-        [],
-        ["Fees of 2026"],
-        [],
-        ["Service", "EU", "Other"],
-        ["Cash", 1.5, 2],
-        [],
-        ["Since"],
-        [date(2026, 8, 1)],
-    ):
+    blocks = ([["Fees of 2026"]], [["Service", "EU", "Other"], ["Cash", 1.5, 2]], [["Since"], [date(2026, 8, 1)]])
+    for row in (row for rows in blocks for row in ([], *rows)):
         fees.append(row)
     hidden = workbook.create_sheet("Draft")
     hidden.append(["secret"])
@@ -57,7 +48,6 @@ def test_spreadsheet_sheets_are_sections_with_tables() -> None:
 def test_spreadsheet_cells_read_as_they_are_displayed(value: object, number_format: str, text: str) -> None:
     workbook = Workbook()
     sheet = workbook.active
-    assert sheet is not None
     sheet.append(["Name", value])
     sheet.cell(1, 2).number_format = number_format
     assert f"| Name | {text} |" in parse_spreadsheet(save(workbook))[1]
@@ -66,7 +56,6 @@ def test_spreadsheet_cells_read_as_they_are_displayed(value: object, number_form
 def test_spreadsheet_merged_header_names_each_column() -> None:
     workbook = Workbook()
     sheet = workbook.active
-    assert sheet is not None
     for row in (["Service", "Fee", None], [None, "EU", "Other"], ["Cash", 1, 2], [None, 3, 4]):
         sheet.append(row)
     for merged in ("A1:A2", "B1:C1", "A3:A4"):
@@ -86,7 +75,6 @@ def test_spreadsheet_with_too_many_sheets_is_refused() -> None:
 def test_spreadsheet_rows_far_below_cost_nothing() -> None:
     workbook = Workbook()
     sheet = workbook.active
-    assert sheet is not None
     sheet.append(["Name", "Fee"])
     sheet.cell(1_000_000, 2, "end")
     assert parse_spreadsheet(save(workbook))[1].endswith("| Name | Fee |\n| --- | --- |\n\nend")

@@ -34,11 +34,9 @@ def test_word_document_keeps_title_headings_and_nested_lists() -> None:
 def test_word_table_repeats_merged_cells_and_has_a_header() -> None:
     document = docx.Document()
     table = document.add_table(rows=4, cols=3)
-    for row, texts in zip(
-        table.rows, (["", "Fee", ""], ["", "EU", "Other"], ["Cash", "1", "2"], ["", "3", "4"]), strict=True
-    ):
-        for cell, text in zip(row.cells, texts, strict=True):
-            cell.text = text
+    for row, texts in enumerate((["", "Fee", ""], ["", "EU", "Other"], ["Cash", "1", "2"], ["", "3", "4"])):
+        for column, text in enumerate(texts):
+            table.cell(row, column).text = text
     table.cell(0, 1).merge(table.cell(0, 2))
     table.cell(2, 0).merge(table.cell(3, 0))
     _, body = parse_word(save(document))
@@ -47,6 +45,5 @@ def test_word_table_repeats_merged_cells_and_has_a_header() -> None:
 
 @pytest.mark.parametrize("content", [b"PK\x03\x04 or not", b""])
 def test_word_damaged_file_is_one_line(content: bytes) -> None:
-    with pytest.raises(AbstainError, match="save it again") as refused:
+    with pytest.raises(AbstainError, match=r"^.*save it again.*\Z"):
         parse_word(content)
-    assert "\n" not in str(refused.value)

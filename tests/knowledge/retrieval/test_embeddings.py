@@ -89,13 +89,10 @@ def test_embed_several_writers_and_many_texts_are_stored(tmp_path: Path) -> None
     assert encoder.encoded == []
 
 
-def test_embed_damaged_file_raises_with_its_name(tmp_path: Path) -> None:
+def test_embed_damaged_file_or_no_folder_raises_with_its_name(tmp_path: Path) -> None:
     (tmp_path / "bagofwords.sqlite").write_bytes(b"no database" * 100)
     with pytest.raises(AbstainError, match=r"bagofwords.sqlite: .* delete it, and they will be computed again$"):
         make_cache(tmp_path)[0].embed(["fee"])
-
-
-def test_embed_folder_that_cannot_be_written_raises(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(AbstainError, match=r"file: cannot keep embeddings there: "):
         make_cache(tmp_path / "file")[0].embed(["fee"])

@@ -3,6 +3,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from typing import Any
 
 import numpy as np
 import pytest
@@ -89,9 +90,8 @@ def test_search_nobody_is_held_by_no_user(index: VectorIndex) -> None:
 
 def test_search_filters_by_product_document_and_kind(index: VectorIndex) -> None:
     table = chunk("a#table", "fee", kind="table")
-    fill(
-        index, *OPEN, table, chunk("s#1", "fee", "staff"), products=["cards", None, "cards", "loans", "loans", "cards"]
-    )
+    products = ["cards", None, "cards", "loans", "loans", "cards"]
+    fill(index, *OPEN, table, chunk("s#1", "fee", "staff"), products=products)
     question = vector("fee")
     assert ids(index.search(question, 9, where={"product": "cards"})) == ["a#best", "a#far"]
     assert ids(index.search(question, 1, where={"product": "loans", "kind": "table"})) == ["a#table"]
@@ -143,8 +143,6 @@ def test_search_equal_scores_are_in_order_of_ids(index: VectorIndex) -> None:
 rights = st.lists(st.sampled_from(RIGHTS), max_size=3, unique=True)
 texts = st.lists(st.sampled_from(VOCABULARY), min_size=1, max_size=4).map(" ".join)
 some_chunks = st.lists(st.tuples(texts, rights, st.sampled_from([None, "cards", "loans"])), max_size=25)
-
-
 Search = tuple[str, list[str], int, dict[str, str]]
 searches = st.tuples(
     texts,
@@ -168,9 +166,7 @@ def brute_force(entries: Sequence[IndexEntry], search: Search) -> list[tuple[str
 @pytest.mark.heavy
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(some_chunks, searches)
-def test_search_is_brute_force_over_readable_chunks(
-    index: VectorIndex, some: list[tuple[str, list[str], str | None]], search: Search
-) -> None:
+def test_search_is_brute_force_over_readable_chunks(index: VectorIndex, some: list[Any], search: Search) -> None:
     entries = [IndexEntry(chunk(f"d{n}#1", text, *needed), product) for n, (text, needed, product) in enumerate(some)]
     index.remove(list(index.digests()))
     if entries:

@@ -113,9 +113,7 @@ def test_sync_index_without_a_shared_index_does_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_sync_index_forgets_removed_and_withdrawn_chunks(
-    postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sync_index_forgets_withdrawn_chunks(postgres: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = BagOfWords()
     monkeypatch.setattr(module, "SentenceEncoder", lambda device: encoder)
     with database(postgres) as url:

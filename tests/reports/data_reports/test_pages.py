@@ -86,9 +86,7 @@ FAILED = ValidationResult.merge(
             },
         ),
         ValidationResult(
-            {"drift": 5},
-            (make_check("drift", "shift", 1, "warning", "question language: 3.73"),),
-            drift=DRIFT,
+            {"drift": 5}, (make_check("drift", "shift", 1, "warning", "question language: 3.73"),), drift=DRIFT
         ),
         ValidationResult({"labels": 40}, (make_check("labels", "straddles"),), splits=SPLITS),
     ]

@@ -70,7 +70,7 @@ def test_up_alerts_post_failed_runs(up: Up, listener: Receiver) -> None:
 
     run_failing_flows(up)
     wait_until(lambda: bool(listener.alerts), 60)
-    subject, message, link = listener.alerts[0]["text"].split("\n")
+    subject, message, link = listener.texts[0].split("\n")
     assert subject == "ingest: run tuesday has failed"
     assert "CodedFailure: A105: batch rejected, nothing accepted: 3 of 4 rows fail: fix them" in message
     assert link.startswith(f"{ui}/runs/flow-run/")
@@ -102,9 +102,7 @@ def test_up_after_cut_off_start_removes_alerts(up: Up, listener: Receiver) -> No
 
 
 @pytest.mark.slow
-def test_ingest_rejected_batch_alerts_and_blocks_retrain(
-    small_project: Project, listener: Receiver, tmp_path: Path
-) -> None:
+def test_rejected_batch_alerts_and_blocks_retrain(small_project: Project, listener: Receiver, tmp_path: Path) -> None:
     project = replace(small_project, server=None)  # its runs bring their own
     bad = [row(f"bad-{number}", model=None) for number in range(5)]
     batch = write_lines(tmp_path / "batch.jsonl", row("good"), *bad)
@@ -112,16 +110,13 @@ def test_ingest_rejected_batch_alerts_and_blocks_retrain(
     done = project.command([*command, "ingest", str(batch)])
     assert done.returncode == 1 and "rejected, nothing accepted: 5 of 6" in done.stderr, done.stdout + done.stderr
     assert processes_of(project) == [], "its server has ended, too"
-    (alert,) = listener.alerts  # sent before the temporary server ended with the command
-    assert (
-        alert["text"].startswith("ingest: run ")
-        and "A105: batch of batch.jsonl rejected, nothing accepted: 5 of 6" in alert["text"]
-    )
-    assert alert["text"].endswith("\nstart `make up` to look at the run")
+    (text,) = listener.texts  # sent before the temporary server ended with the command
+    assert text.startswith("ingest: run ") and "A105: batch of batch.jsonl rejected, nothing accepted: 5 of 6" in text
+    assert text.endswith("\nstart `make up` to look at the run")
     (kept,) = (project.home / "reports").glob("*/ingest.html")
     text = kept.read_text(encoding="utf-8")
     assert "Batch rejected, nothing accepted" in text and "batch.jsonl, line 2" in text
 
     blocked = project.command([*command, "retrain"])
     assert blocked.returncode == 1 and "the retrain is blocked" in blocked.stderr, blocked.stdout + blocked.stderr
-    assert "the retrain is blocked" in listener.alerts[1]["text"]
+    assert "the retrain is blocked" in listener.texts[1]

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.heavy  # clones of a whole repository
 
 PARAMS = Path("params.yaml")
 OWN_ROWS = read_template("data.yaml").replace("md5: ", "md5: 00")
+SAMPLE_ROWS = f"{SHIPPED['data.dvc']}# again\n"
 
 
 @dataclass(frozen=True)
@@ -108,9 +109,7 @@ def test_start_project_replaces_sample_once(clone: Clone, choices: Choices) -> N
 
 
 def test_start_project_drops_sample_versions(clone: Clone, choices: Choices) -> None:
-    clone.write(
-        "Promote", registry_json=write_promotion(clone, f"{SHIPPED['data.dvc']}# again\n"), dvc_lock="stages: {}\n"
-    )
+    clone.write("Promote", registry_json=write_promotion(clone, SAMPLE_ROWS), dvc_lock="stages: {}\n")
     git(clone.root, "clone", "-q", "--bare", str(clone.root), str(clone.home / "origin.git"))
     (clone.home / "releases" / "v1.0.0").mkdir(parents=True)
     assert start_project(choices)
@@ -182,14 +181,14 @@ def test_start_project_failed_changes_nothing(clone: Clone, choices: Choices, mo
 @pytest.fixture
 def server(clone: Clone) -> Path:
     bare = clone.root.parent / "server.git"
-    clone.write("Promote", registry_json=write_promotion(clone, f"{SHIPPED['data.dvc']}# again\n"))
+    clone.write("Promote", registry_json=write_promotion(clone, SAMPLE_ROWS))
     git(clone.root, "clone", "-q", "--bare", str(clone.root), str(bare))
     clone.git("remote", "add", "origin", str(bare))
     assert git(bare, "tag") == "probe@v1.0.0"
     return bare
 
 
-def test_start_project_deletes_tags_of_team_origin(
+def test_start_project_drops_tags(
     clone: Clone, choices: Choices, server: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mate = Clone(clone.root.parent / "mate", clone.home)
@@ -297,9 +296,7 @@ def test_upgrade_project_needs_commits_of_runs(clone: Clone, choices: Choices) -
     assert upgrade_project() == ["probe.folds"] and clone.files()["data.dvc"] == OWN_ROWS
 
 
-def test_demo_project_is_as_shipped_and_separate(
-    clone: Clone, choices: Choices, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_demo_project_is_as_shipped_and_alone(clone: Clone, choices: Choices, monkeypatch: pytest.MonkeyPatch) -> None:
     start_project(choices)
     clone.write("Runs", dvc_lock="stages: {}\n", notes_md="ours\n")
     clone.git("tag", "probe@v1.0.0")

@@ -50,9 +50,7 @@ def serve(patch: pytest.MonkeyPatch, change: Callable[[Path], object]) -> None:
     patch.setattr(bundles, "run", get)
 
 
-def test_fetch_bundle_damaged_copy_is_replaced(
-    event: RegistryEvent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fetch_bundle_replaces_damaged(event: RegistryEvent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = write_bundle(tmp_path / "releases" / "v1.0.0")
     assert fetch_bundle(tmp_path, event) == bundle
     exchange(bundle)
@@ -70,13 +68,10 @@ def test_fetch_bundle_damaged_copy_is_replaced(
     assert list(bundle.parent.iterdir()) == [bundle]
 
 
-def test_promote_event_has_digest_of_whole_bundle(
-    workspace: Plain, first_candidates: Candidates, tmp_path: Path
-) -> None:
+def test_promote_event_has_digest_of_bundle(workspace: Plain, first_candidates: Candidates, tmp_path: Path) -> None:
     first_candidates.write()
     assert first_candidates.promote().status == "promoted"
     event = workspace.on_origin().production
-    assert event is not None
     store = tmp_path / "home" / "releases" / "v1.0.0"
     shutil.copytree(workspace.path / paths.RELEASE, store)
     assert fetch_bundle(workspace.path, event) == store

@@ -1,6 +1,7 @@
 """Promotion of candidates night after night, with real git: guarantees, the comparison budget and the records."""
 
 from typing import Any
+from unittest.mock import Mock
 
 import onnx
 import pytest
@@ -17,7 +18,7 @@ from abstain_tasks.release.promotion import PromotionResult
 from abstain_tasks.runs.events import REJECTED
 from abstain_tasks.runs.git_commit import commit
 from abstain_tasks.runs.run_params import edit_params
-from tests.tasks.conftest import MISSING, Candidates, Plain, read_approval
+from tests.tasks.conftest import MISSING, Candidates, Plain, read_approval, read_checks
 
 pytestmark = pytest.mark.heavy  # git, and whole evaluations: not pure functions
 
@@ -48,32 +49,24 @@ def allow_missing_guarantee(workspace: Plain) -> None:
     write_params(workspace, threshold={"on_infeasible": "heuristic"}, split={"holdout_frozen_at": None})
 
 
-def read_production(workspace: Plain) -> RegistryEvent:
-    event = workspace.on_origin().production
-    assert event is not None
-    return event
-
-
 def read_released_guarantee(workspace: Plain) -> Guarantee:
     entries = onnx.load(workspace.path / paths.RELEASED_ONNX).metadata_props
     (text,) = (entry.value for entry in entries if entry.key == "guarantee")
     return Guarantee.model_validate_json(text)
 
 
-def test_promote_missing_guarantee_until_one_has_it(
-    workspace: Plain, first_candidates: Candidates, frozen: list[str | None]
-) -> None:
+def test_promote_missing_guarantee_until_one_has(workspace: Plain, first_candidates: Candidates, frozen: list) -> None:
     allow_missing_guarantee(workspace)
     first_candidates.write(1.5, guaranteed=False)
     outcome = first_candidates.promote()
     assert (outcome.status, outcome.version, len(outcome.reasons)) == ("promoted", "v1.0.0", 1)
-    assert read_production(workspace).guarantee == read_released_guarantee(workspace) == MISSING and frozen == []
+    assert workspace.on_origin().production.guarantee == read_released_guarantee(workspace) == MISSING and frozen == []
     assert read_approval(workspace, "v1.0.0")["guarantee"] == MISSING.model_dump(mode="json")
     first_candidates.write(1.4, drop=20, guaranteed=False)  # the hold-out may change: it is no champion's
     assert first_candidates.promote().version == "v1.1.0"
     first_candidates.write(1.2, drop=10)  # ranks worse, but has a guarantee
     assert first_candidates.promote() == PromotionResult("promoted", "v1.2.0", [])
-    event = read_production(workspace)
+    event = workspace.on_origin().production
     assert event.has_guarantee and frozen == ["v1.1.0"] and event.guarantee == read_released_guarantee(workspace)
     assert event.guarantee.holdout == HoldoutResult(reviews=390, value=0.5 * (1 - 0.8), low=0.08, high=0.12)
     first_candidates.write(1.6, drop=10, guaranteed=False)
@@ -85,9 +78,7 @@ def test_promote_no_or_unchecked_guarantee_rejected_with_event(
     workspace: Plain, first_candidates: Candidates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[dict[str, str]] = []
-    monkeypatch.setattr(
-        promotion, "post_event", lambda name, resource, **fields: events.append({name: resource, **fields})
-    )
+    monkeypatch.setattr(promotion, "post_event", lambda name, key, **fields: events.append({name: key, **fields}))
     assert load_params(workspace.path / paths.PARAMS).threshold.on_infeasible == "fail"
     first_candidates.write(1.5, drop=FEW)
     assert "A402 the check `error rate`" in str(first_candidates.promote().reasons)
@@ -104,14 +95,12 @@ def test_promote_no_or_unchecked_guarantee_rejected_with_event(
     assert events == [event, event]
 
 
-def test_promote_unchecked_guarantee_until_holdout_shows_enough(
-    workspace: Plain, first_candidates: Candidates, frozen: list[str | None]
-) -> None:
+def test_promote_unchecked_until_holdout_suffices(workspace: Plain, first_candidates: Candidates, frozen: list) -> None:
     allow_missing_guarantee(workspace)
     first_candidates.write(1.5, drop=FEW)
     (reason,) = first_candidates.promote().reasons
-    record, event = read_approval(workspace, "v1.0.0"), read_production(workspace)
-    shown = next(check["value"] for check in record["checks"] if check["name"] == "guarantee")
+    record, event = read_approval(workspace, "v1.0.0"), workspace.on_origin().production
+    shown = read_checks(workspace, "v1.0.0")["guarantee"]["value"]
     more = record["guarantee"]["additional_reviews"]
     assert 0 < shown < 20 and 60 * 20 / shown <= 60 + more < 60 * 20 / shown + 1, "of 60 reviews a third are here"
     assert f"about {more} more reviews" in reason
@@ -130,9 +119,7 @@ def test_promote_unchecked_guarantee_until_holdout_shows_enough(
     assert any(reason.startswith("A402 the check `error rate`") for reason in outcome.reasons)
 
 
-def test_promote_same_bytes_again_once_guarantee_can_be_checked(
-    workspace: Plain, first_candidates: Candidates, frozen: list[str | None]
-) -> None:
+def test_promote_same_bytes_again_once_checked(workspace: Plain, first_candidates: Candidates, frozen: list) -> None:
     write_params(workspace, threshold={"on_infeasible": "heuristic"})
     statuses = []
     for drop in (FEW, FEW - 1, 0, FEW):
@@ -202,11 +189,8 @@ def test_promote_unscorable_champion_raises(
 ) -> None:
     candidates.write(1.19, drop=40)
     assert candidates.promote(new_holdout="a new quarter").status == "rejected"
-
-    def fail(*_: object) -> None:
-        raise AbstainError(Code.FAILED_STEP, "the remote is down")
-
-    monkeypatch.setattr(promotion_inputs, "score_champion", fail)
+    lost = AbstainError(Code.FAILED_STEP, "the remote is down")
+    monkeypatch.setattr(promotion_inputs, "score_champion", Mock(side_effect=lost))
     candidates.write(1.0, drop=40)
     with pytest.raises(AbstainError, match="v1.0.0 cannot be compared with: the remote is down"):
         candidates.promote()
@@ -216,5 +200,6 @@ def test_promote_unscorable_champion_raises(
 def test_promote_self_selected_reviews_do_not_check_guarantee(workspace: Plain, first_candidates: Candidates) -> None:
     first_candidates.write(1.6, n_self_selected=100)
     assert first_candidates.promote().status == "promoted"
-    (check,) = (check for check in read_approval(workspace, "v1.0.0")["checks"] if check["name"] == "error rate")
-    assert check["value"] < 0.1, "a quarter of all reviews find what is shown incorrect"
+    assert read_checks(workspace, "v1.0.0")["error rate"]["value"] < 0.1, (
+        "a quarter of all reviews find what is shown incorrect"
+    )

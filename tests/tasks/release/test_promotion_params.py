@@ -62,16 +62,12 @@ def workspace(project: Project) -> Iterator[Workspace]:
 
 
 def read_stale(workspace: Workspace) -> dict[str, object]:
-    stale: dict[str, object] = json.loads(workspace.dvc("status", "--json"))
-    return stale
+    return json.loads(workspace.dvc("status", "--json"))
 
 
 def test_write_promotion_params_guarantee_freezes_rows_stay(workspace: Workspace) -> None:
-    before, lock, file = (
-        (workspace.path / paths.DATASET).read_bytes(),
-        read_lock(workspace.path),
-        workspace.path / "params.yaml",
-    )
+    before, lock = (workspace.path / paths.DATASET).read_bytes(), read_lock(workspace.path)
+    file = workspace.path / "params.yaml"
     assert write_promotion_params(workspace, promotion(guarantee=make_missing_guarantee()))
     params, started_at = load_params(file), datetime.now(UTC)
     assert params.split.holdout_frozen_at is None and params.serve.current_scorer == "probe"

@@ -79,9 +79,7 @@ def make_record(day: int, comparison: int | None = None, *, version: str | None 
         pytest.param([make_record(1, 7)], True, (0, 0.0), id="accepting an unused one"),
     ],
 )
-def test_read_comparison_budget_since_acceptance(
-    records: list[PromotionRecord], accepting: bool, used: tuple[int, float]
-) -> None:
+def test_read_comparison_budget_since_acceptance(records: list, accepting: bool, used: tuple[int, float]) -> None:
     assert read_comparison_budget(records, "new", accepting) == ComparisonBudget(*used)
 
 
@@ -96,9 +94,7 @@ def test_read_comparison_budget_since_acceptance(
         (-0.5, True, Erasure(since="2026-11-20"), 0.5),
     ],
 )
-def test_get_prior_coverage_loss_of_champion(
-    value: float, passed: bool | None, erasure: Erasure | None, loss: float
-) -> None:
+def test_get_prior_coverage_loss(value: float, passed: bool | None, erasure: Erasure | None, loss: float) -> None:
     coverage = PromotionCheck(Code.TARGET_MISSED, "coverage", passed, value, 0.0, "")
     records = [
         make_record(1, version="v1.0.0", checks=(coverage,), erasure=erasure),
@@ -132,9 +128,8 @@ def test_read_records_returns_what_was_written_by_time(tmp_path: Path) -> None:
     assert first == make_record(1, version="v1.0.0")
     assert repr(second) == repr(later), "nan is not equal to itself"
     text = (tmp_path / "rejected-b.json").read_text()
-    assert "NaN" not in text and json.loads(text)["reasons"] == [
-        {"code": "A402", "check": "precision", "message": "nothing is shown"}
-    ]
+    reason = {"code": "A402", "check": "precision", "message": "nothing is shown"}
+    assert "NaN" not in text and json.loads(text)["reasons"] == [reason]
 
 
 def list_edits(record: dict[str, Any]) -> Iterator[object]:

@@ -56,10 +56,8 @@ def decide(log: DecisionLog, shadow: Shadow, rows: int = 300, strength: float = 
     own, other = make_confidences(correct, strength, seed=1), make_confidences(correct, 0.6, seed=2)
     for i, (confidence, live) in enumerate(zip(own.tolist(), other.tolist(), strict=True)):
         log.record_decision(decision(f"i-{i}", shown=live >= 0.5, confidence=live))
-        is_shown, moment = confidence >= 0.5, datetime.now(UTC)
-        written = log.record_shadow_decision(
-            ShadowDecision(f"i-{i}", shadow.version, moment, is_shown, confidence, confidence, 0.5)
-        )
+        values = (confidence >= 0.5, confidence, confidence, 0.5)
+        written = log.record_shadow_decision(ShadowDecision(f"i-{i}", shadow.version, datetime.now(UTC), *values))
     assert written.result() == "recorded"
     return correct
 
@@ -95,9 +93,7 @@ def test_set_shadow_of_production_itself_raises(workspace: Plain, candidates: Ca
     assert error.value.code is Code.NO_VERSION and read_shadow(workspace.path, "HEAD") is None
 
 
-def test_review_shadow_counts_as_comparison_on_holdout(
-    workspace: Plain, candidates: Candidates, shadow: Shadow, log: DecisionLog
-) -> None:
+def test_review_is_a_comparison(workspace: Plain, candidates: Candidates, shadow: Shadow, log: DecisionLog) -> None:
     correct = decide(log, shadow)
     write_data(workspace, correct, reviewed=9)
     with pytest.raises(AbstainError, match="9 answers about 9 documents"):
@@ -119,9 +115,7 @@ def test_review_shadow_counts_as_comparison_on_holdout(
     assert workspace.on_origin().production_version == "v1.0.0"
 
 
-def test_review_shadow_record_cannot_be_edited_or_deleted(
-    workspace: Plain, candidates: Candidates, shadow: Shadow, log: DecisionLog
-) -> None:
+def test_shadow_record_is_sealed(workspace: Plain, candidates: Candidates, shadow: Shadow, log: DecisionLog) -> None:
     write_data(workspace, decide(log, shadow), reviewed=200)
     review_shadow(workspace)
     candidates.write(1.0)
@@ -149,9 +143,7 @@ def test_review_shadow_other_production_raises(
         review_shadow(workspace)
 
 
-def test_shadow_source_fetches_by_tag_and_verifies(
-    workspace: Plain, shadow: Shadow, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shadow_source_fetches_and_verifies(workspace: Plain, shadow: Shadow, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(version_source, "fetch_origin_snapshot", lambda: (workspace.path, f"origin/{BRANCH}"))
     commands: list[list[str]] = []
 
@@ -165,7 +157,6 @@ def test_shadow_source_fetches_by_tag_and_verifies(
     monkeypatch.setattr(bundles, "run", run)
     source = OriginShadowSource()
     live = source.get_production()
-    assert live is not None
     with pytest.raises(AbstainError, match="abstain shadow clear"):
         source.fetch_bundle(live)
     bundle = source.fetch_bundle(live)

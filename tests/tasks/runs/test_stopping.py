@@ -163,9 +163,7 @@ def start_retrain(project: Project) -> subprocess.Popen[str]:
     ],
     ids=["SIGTERM", "SIGINT-SIGKILL"],
 )
-def test_retrain_stopped_leaves_no_stage_and_resumes(
-    project: Project, tmp_path: Path, statuses: dict[signal.Signals, int]
-) -> None:
+def test_retrain_stopped_leaves_no_stage_and_resumes(project: Project, tmp_path: Path, statuses: dict) -> None:
     def list_begun() -> list[Path]:
         return [file for name in STAGES if (file := tmp_path / name).exists()]
 

@@ -42,9 +42,7 @@ def programs(tmp_path: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
         process.wait()
 
 
-def test_shut_down_after_killed_supervisor_ends_programs(
-    home: Path, programs: dict[str, subprocess.Popen[bytes]]
-) -> None:
+def test_shut_down_ends_programs_of_killed_supervisor(home: Path, programs: dict[str, subprocess.Popen]) -> None:
     for name in ("up.sock", "up.pid"):
         (home / name).touch()
     write_json(home / "up.json", {})

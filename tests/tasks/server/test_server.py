@@ -13,7 +13,6 @@ import termios
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from supervisor.childutils import getRPCInterface  # type: ignore[import-untyped
 
 from abstain_tasks.server.addresses import KEY, post
 from abstain_tasks.server.processes import is_responding
-from tests.conftest import MODELS, ROOT, SERVER_KEY, Project, Up, new_project, processes_of
+from tests.conftest import MODELS, ROOT, SERVER_KEY, Project, Up, list_processes, new_project, processes_of
 from tests.ports import free_port
 from tests.prefect_database import give_tables
 
@@ -116,12 +115,7 @@ def run_up_in_terminal(up: Up) -> str:
 
 
 def find_process(project: Project, *words: str) -> psutil.Process:
-    matching = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if process.environ().get("ABSTAIN_HOME") == str(project.home) and set(words) <= set(process.cmdline()):
-                matching.append(process)
-    (process,) = matching
+    (process,) = (process for process, command in list_processes(project) if set(words) <= set(command))
     return process
 
 
@@ -253,11 +247,8 @@ def test_server_commands_fail_in_one_line(project: Project) -> None:
             assert f"port {port} is in use" in error and f"ABSTAIN_{variable}_PORT=" in error
 
 
-def test_temporary_server_stores_run_and_dies_with_killed_one(
-    project: Project, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_temporary_server_stores_run_and_dies_with_it(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     run = project.start([sys.executable, "-c", RUN], stderr=subprocess.DEVNULL)
-    assert run.stdout is not None
     address = run.stdout.readline().strip()
     assert run.stdout.readline() == "ran\n"
     assert httpx.get(f"{address}/health").status_code == 200

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -221,9 +222,6 @@ def test_run_dag_fans_out_before_features(tmp_path: Path, monkeypatch: pytest.Mo
 
         return SimpleNamespace(submit=submit)
 
-    def fail() -> None:
-        raise AbstainError(Code.NO_SERVICE, "no worker")
-
     graph = {"dataset": set[str](), "features": {"dataset"}, "report": {"features"}}
     monkeypatch.setenv("ABSTAIN_RUNNER", "prefect")
     monkeypatch.setattr(retrain, "read_graph", lambda _: graph)
@@ -238,7 +236,9 @@ def test_run_dag_fans_out_before_features(tmp_path: Path, monkeypatch: pytest.Mo
         ("stage features", ["stage dataset", "fan_out features"]),
         ("stage report", ["stage features"]),
     ]
-    monkeypatch.setattr(retrain, "fan_out", make_step("fan_out", fail))
+    monkeypatch.setattr(
+        retrain, "fan_out", make_step("fan_out", Mock(side_effect=AbstainError(Code.NO_SERVICE, "no worker")))
+    )
     with pytest.raises(AbstainError, match="no worker"):
         retrain.run_dag(Workspace(tmp_path, 0))
 
@@ -246,19 +246,17 @@ def test_run_dag_fans_out_before_features(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("device", "visible", "count", "gpus"),
     [
-        ("auto", None, 2, ["0", "1"]),
+        ("auto", "", 2, ["0", "1"]),
         ("cuda", "3,GPU-5e", 2, ["3", "GPU-5e"]),
-        ("cuda:1", None, 2, []),
-        ("auto", None, 1, []),
+        ("cuda:1", "", 2, []),
+        ("auto", "", 1, []),
         ("auto", "0,1", 0, []),
-        ("cpu", None, 2, []),
+        ("cpu", "", 2, []),
     ],
 )
-def test_list_shared_gpus(
-    monkeypatch: pytest.MonkeyPatch, device: str, visible: str | None, count: int, gpus: list[str]
-) -> None:
+def test_list_shared_gpus(monkeypatch: pytest.MonkeyPatch, device: str, visible: str, count: int, gpus: list) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert shards.list_shared_gpus(Settings(device=device)) == gpus
 
 

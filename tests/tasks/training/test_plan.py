@@ -81,22 +81,17 @@ def stub_cost(monkeypatch: pytest.MonkeyPatch, cost: RetrainCost | AbstainError 
     monkeypatch.setattr(retrain_cost, "estimate_retrain_cost", estimate)
 
 
-def test_make_plan_unchanged_reads_no_model(
-    tmp_path: Path, repository: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_make_plan_unchanged_reads_no_model(tmp_path: Path, repository: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     repository("torch==1\n")
     stub_cost(monkeypatch, None)
     cached = StagePlan([], "nothing changed")
     assert plan(tmp_path) == RetrainPlan({"dataset": cached, "features": cached, "report": cached}, None, [])
-    changed = [{"changed deps": {"src/abstain/reports/plots.py": "modified"}}]
-    assert plan(tmp_path, report=changed).stages["report"].reasons == [
-        Change("code", "src/abstain/reports/plots.py", ("modified",))
-    ]
+    code = "src/abstain/reports/plots.py"
+    report = plan(tmp_path, report=[deps(**{code: "modified"})]).stages["report"]
+    assert report.reasons == [Change("code", code, ("modified",))]
 
 
-def test_make_plan_stale_stage_has_tokens_and_seconds(
-    tmp_path: Path, repository: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_make_plan_stale_stage_has_cost(tmp_path: Path, repository: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     repository("torch==1\n", {"dataset": "a", "features": "b"})
     (tmp_path / "params.yaml").write_text(SHIPPED["params.yaml"])
     wanted = RetrainCost(3, 10, 4, {"features": 500})
@@ -114,9 +109,7 @@ def test_make_plan_stale_stage_has_tokens_and_seconds(
     assert [stage.seconds for stage in again.values()] == [3.0, pytest.approx(31.0), None]
 
 
-def test_make_plan_blocked_is_first_line(
-    tmp_path: Path, repository: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_make_plan_blocked_is_first_line(tmp_path: Path, repository: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     repository("torch==1\n")
     stub_cost(monkeypatch, AbstainError(Code.BAD_SETTING, "layer 99 requested: set llm.layer"))
     planned = plan(tmp_path, dataset=["changed command"])
@@ -178,10 +171,8 @@ def test_summarize_reasons_up_to_four_stages() -> None:
 
 @pytest.mark.heavy
 def test_base_model_stages_import_engine() -> None:
-    with_engine = {
-        name for name in STAGES if "src/abstain/llm/engine/engine.py" in find_closure(f"abstain.stages.{name}")
-    }
-    assert with_engine == BASE_MODEL_STAGES
+    engine = "src/abstain/llm/engine/engine.py"
+    assert {name for name in STAGES if engine in find_closure(f"abstain.stages.{name}")} == BASE_MODEL_STAGES
 
 
 def test_find_stages_with_other_requirements(tmp_path: Path, repository: Callable[..., None]) -> None:
@@ -213,9 +204,7 @@ def test_find_stages_with_other_requirements_after_merge(tmp_path: Path, reposit
 
 
 @pytest.mark.parametrize(("force", "options"), [(False, []), (True, ["--force"])])
-def test_run_stage_force_option(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool, options: list[str]
-) -> None:
+def test_run_stage_force_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, force: bool, options: list) -> None:
     commands: list[list[str]] = []
     monkeypatch.setattr(pipeline, "get_run_logger", lambda: logging.getLogger())
     monkeypatch.setattr(pipeline, "run", lambda command, *_, **__: commands.append(command) or "Running stage")
