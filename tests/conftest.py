@@ -435,7 +435,6 @@ def browser() -> Iterator[Any]:
 
 
 def read_lock(root: Path) -> dict:
-    """`dvc.lock`, parsed."""
     return yaml.safe_load((root / "dvc.lock").read_text())
 
 

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -235,15 +235,9 @@ def test_dask_runner_killed_worker(host: Host, tmp_path: Path) -> None:
     assert refused.process.wait(60) == 0
 
 
-@pytest.fixture
-def pool(host: Host) -> Host:
-    with suppress(OSError):  # another test has made it
-        post(f"{host.project.server}/work_pools/", {"name": "gpu", "type": "process"})
+def test_work_pool_writes_the_bytes_of_one_process(host: Host, tmp_path: Path) -> None:
+    post(f"{host.project.server}/work_pools/", {"name": "gpu", "type": "process"})
     host.project.run("prefect", "--no-prompt", "deploy", "--name", "gpu")
-    return host
-
-
-def test_work_pool_writes_the_bytes_of_one_process(pool: Host, tmp_path: Path) -> None:
-    pool.start(sys.executable, "-m", "abstain_tasks.server", "worker")
-    assert pool.run("prefect", shards=2, workers=1).finish()["rows"] == 2 * 64
-    pool.require_result({}, tmp_path, shards=2)
+    host.start(sys.executable, "-m", "abstain_tasks.server", "worker")
+    assert host.run("prefect", shards=2, workers=1).finish()["rows"] == 2 * 64
+    host.require_result({}, tmp_path, shards=2)

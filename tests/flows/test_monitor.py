@@ -1,5 +1,6 @@
 """`abstain monitor` in a project, with a real Prefect server."""
 
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 from abstain.core.codes import Code
 from abstain.data.decision_log.database import LogDatabase
-from abstain.data.decision_log.monitoring_windows import MonitoringWindow, read_windows
+from abstain.data.decision_log.monitoring_windows import read_windows
 from abstain.release.registry import Registry
 from abstain_tasks.runs.events import ALARM, DRIFT
 from abstain_tasks.server.addresses import post
@@ -40,44 +41,29 @@ def midnight() -> datetime:
     return datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
 
 
-def run_monitor(project: Project) -> tuple[str, MonitoringWindow]:
-    """Run `abstain monitor` on a log, and return what it prints with the newest window."""
-    now, start = datetime.now(UTC), midnight() - timedelta(days=DAYS)
-    answers = traffic(start, DAYS + 1, rewritten_from=DAYS // 2)
-    write_log(url_of(project.home), [one for one in answers if one.decision.decided_at <= now])
-    write_data(project.root / "data", [one for one in answers if one.decision.decided_at < midnight()])
-    project.run("dvc", "add", "--quiet", "data")
-    project.git("commit", "-qam", "The reviews so far")
-    printed = project.run("abstain", "monitor")
-    database = LogDatabase.open(url_of(project.home))
-    windows = read_windows(database)
-    database.close()
-    return printed, windows[-1]
-
-
-def newest_run(server: str) -> dict[str, Any]:
-    filters = {"flows": {"name": {"any_": ["monitor"]}}, "sort": "START_TIME_DESC", "limit": 1}
-    return post(f"{server}/flow_runs/filter", filters)[0]
-
-
-def read_artifacts(server: str, run: str) -> dict[str, str]:
-    found = post(f"{server}/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run]}}})
-    return {one["key"]: one["type"] for one in found}
-
-
 def read_payloads(server: str, event: str) -> list[dict[str, Any]]:
     found = post(f"{server}/events/filter", {"filter": {"event": {"name": [event]}}, "limit": 50})
     return [one["payload"] for one in found["events"]]
 
 
 def test_monitor_rewritten_documents_raise_alarm_once(project: Project, prefect_server: str) -> None:
-    output, window = run_monitor(project)
+    now, start = datetime.now(UTC), midnight() - timedelta(days=DAYS)
+    answers = traffic(start, DAYS + 1, rewritten_from=DAYS // 2)
+    write_log(url_of(project.home), [one for one in answers if one.decision.decided_at <= now])
+    write_data(project.root / "data", [one for one in answers if one.decision.decided_at < midnight()])
+    project.run("dvc", "add", "--quiet", "data")
+    project.git("commit", "-qam", "The reviews so far")
+    output = project.run("abstain", "monitor")
+    with closing(LogDatabase.open(url_of(project.home))) as database:
+        window = read_windows(database)[-1]
     raised = {alarm.code for alarm in window.alarms}
     assert Code.INPUT_DRIFT in raised, output
-    run = newest_run(prefect_server)
+    filters = {"flows": {"name": {"any_": ["monitor"]}}, "sort": "START_TIME_DESC", "limit": 1}
+    (run,) = post(f"{prefect_server}/flow_runs/filter", filters)
     assert (run["state_type"], run["state_name"]) == ("COMPLETED", window.headline)
     assert window.headline.startswith("Alarm: ")
-    artifacts = read_artifacts(prefect_server, run["id"])
+    listed = post(f"{prefect_server}/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run["id"]]}}})
+    artifacts = {artifact["key"]: artifact["type"] for artifact in listed}
     assert artifacts["monitoring-history"] == "table"
     assert sorted(kind for key, kind in artifacts.items() if "v1-0-0" in key) == ["image"] * 2 + ["markdown"] * 2
     wait_until(lambda: len(read_payloads(prefect_server, ALARM)) == len(raised))

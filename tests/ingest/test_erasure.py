@@ -36,8 +36,7 @@ def data(tmp_path: Path, file: Path) -> Path:
 
 
 def test_erase_rows_with_interactions_takes_quarantined_rows(tmp_path: Path, data: Path) -> None:
-    lines = tmp_path / "b.jsonl"
-    write_lines(lines, row("i-1", answer="as Ann said"))  # another answer than is known
+    lines = write_lines(tmp_path / "b.jsonl", row("i-1", answer="as Ann said"))  # another answer than is known
     assert take(data, lines).quarantined == 1 and "as Ann said" in read_all(data)
     assert erase_rows(DataStore(data), "ann", "ann", with_interactions=True)["quarantine"] == 2
     write_lines(lines, row(" i-1", answer="as Ann said, too"))

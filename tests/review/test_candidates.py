@@ -129,8 +129,7 @@ def test_distance_is_independent_of_the_batch_size(questions: list[str], trained
 
 def test_measure_question_drift_reads_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [row(f"t{n}", question="aab") for n in range(6)] + [row("new", question="ff"), row("old", question="aab")]
-    take(tmp_path / "data", *rows)
-    store = DataStore(tmp_path / "data")
+    store = take(tmp_path / "data", *rows)
     found = measure_question_drift(store, {"new", "old", "gone"}, {f"t{n}" for n in range(6)}, LETTERS, seed=0)
     assert found["new"] == pytest.approx(1) and found["old"] == pytest.approx(0, abs=1e-6) and "gone" not in found
     monkeypatch.setattr(module, "MAX_COMPARED", 1)

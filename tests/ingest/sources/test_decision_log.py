@@ -66,11 +66,6 @@ def take(folder: Path) -> IngestReport:
     return ingest([source], folder / "data", PARAMS, NOW, incremental=True, validate=accept_all)
 
 
-def list_stored(folder: Path) -> list[list[str]]:
-    store = DataStore(folder / "data")
-    return [sorted(row.interaction_id for row in store.iter_rows(kind)) for kind in (Interaction, Thumb, Review)]
-
-
 def test_decisions_only_sampled_and_rated_ones_come(tmp_path: Path, open_here: Open) -> None:
     record(open_here(**NONE), *map(decision, "abc"), feedback("b", user="u-1"), review("c"))
     record(open_here(**ALL), decision("drawn", shown=False))
@@ -122,7 +117,9 @@ def test_decisions_every_row_is_ingested_exactly_once(tmp_path_factory: pytest.T
     drawn = {key for key in decided if queries.get_decision(log.database, key).sampled}
     log.close()
     thumbs, reviews = (sorted(key for key in keys[step] if key in decided) for step in ("thumb", "review"))
-    assert list_stored(folder) == [sorted({*drawn, *thumbs, *reviews}), thumbs, reviews]
+    rows = [DataStore(folder / "data").iter_rows(kind) for kind in (Interaction, Thumb, Review)]
+    stored = [sorted(row.interaction_id for row in of_kind) for of_kind in rows]
+    assert stored == [sorted({*drawn, *thumbs, *reviews}), thumbs, reviews]
     assert take(folder).read == 0
 
 

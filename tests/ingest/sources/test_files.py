@@ -28,7 +28,7 @@ from abstain.ingest.sources import lines as module
 from abstain.ingest.sources.document_files import DocumentRules
 from abstain.ingest.sources.files import ExplicitFiles, FileSource, make_explicit_sources
 from abstain.ingest.sources.lines import OversizedLine, read_whole, split_lines, to_utf8
-from tests.factories import markdown, row, thumb, verdict, write_lines
+from tests.factories import alone, markdown, row, thumb, verdict, write_lines
 from tests.ports import free_port
 
 THUMBS = "interaction_id,given_at,thumb\ni-1,2026-09-02T12:00:00Z,up\n"
@@ -46,11 +46,7 @@ def contents(rows: list[ParsedRow]) -> list[str]:
     return [type(part).__name__ for found in rows for part in found.iter_contents()]
 
 
-def write_parquet(path: Path, *rows: dict[str, Any]) -> None:
-    pq.write_table(pa.Table.from_pylist(list(rows)), path)
-
-
-TWO, MANY = [row("a"), row("b")], [row(str(n)) for n in range(10_000)]
+TWO, MANY = [row("a"), row("b")], [row()] * 10_000
 OTHER_JSON = {
     "array": (json.dumps(TWO), "JSON array"),
     "array over lines": (json.dumps(TWO, indent=2), "JSON array"),
@@ -107,9 +103,9 @@ def test_files_folder_of_every_kind_gives_documents_first(tmp_path: Path) -> Non
     one_row = json.dumps(row(thumb=thumb(), review=verdict(ideal_answer="a\u2028b\x85c")), ensure_ascii=False)
     (tmp_path / "a.jsonl").write_text(one_row + "\r\n", encoding="utf-16")
     (tmp_path / "b.csv").write_text(THUMBS)
-    (tmp_path / "c.JSONL.gz").write_bytes(gzip.compress(json.dumps({"interaction_id": "i-1", **verdict()}).encode()))
+    (tmp_path / "c.JSONL.gz").write_bytes(gzip.compress(json.dumps(alone(verdict())).encode()))
     (tmp_path / "d.csv.gz").write_bytes(gzip.compress(THUMBS.encode()))
-    write_parquet(tmp_path / "e.parquet", {"interaction_id": "i-1", **thumb()})
+    pq.write_table(pa.Table.from_pylist([alone(thumb())]), tmp_path / "e.parquet")
     (tmp_path / "z" / "fees.md").write_text(markdown())
     (tmp_path / "z" / "page.html").write_bytes(
         '<meta charset="iso-8859-1"><title>Geb\u00fchren</title><meta name="doc_id" content="page">'

@@ -33,7 +33,6 @@ def server(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @pytest.fixture(params=["faiss", pytest.param("pgvector", marks=pytest.mark.slow)])
 def index(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[VectorIndex]:
-    """An empty one."""
     url = request.getfixturevalue("server") if request.param == "pgvector" else None
     encoder = BagOfWords()
     encoder.identity = secrets.token_hex(4)

@@ -122,9 +122,6 @@ def test_delete_expired_features_shared_deletes_only_old_jobs(tmp_path: Path, mo
     assert (shard.exists(), job.exists(), young.exists()) == (True, False, True)
 
 
-Emitted = list[tuple[str, str, dict[str, Any]]]
-
-
 def ingest(workspace: Plain, monkeypatch: pytest.MonkeyPatch, day: int, reviews: int) -> IngestReport:
     at = DAY + timedelta(days=day)
     line = f'{{"batch": "{day:06d}", "arrived_at": "{at.isoformat()}", "sources": ["x"], "rows": {{"reviews": {reviews}}}}}'
@@ -168,8 +165,8 @@ def test_emit_ingest_events_once_per_portion_of_reviews(workspace: Plain, monkey
 
 
 @pytest.fixture
-def emitted(monkeypatch: pytest.MonkeyPatch) -> Emitted:
-    events: Emitted = []
+def emitted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    events: list[tuple[Any, ...]] = []
     monkeypatch.setattr(contradictions, "post_event", lambda *names, **fields: events.append((*names, fields)))
     return events
 
@@ -177,16 +174,15 @@ def emitted(monkeypatch: pytest.MonkeyPatch) -> Emitted:
 def emit(folder: Path, *named: tuple[str, str | None, str]) -> None:
     """Of persons, batches and messages."""
     card = json.loads(read_results())["dataset"]
-    card["contradicting"]["named"] = [
-        make_contradiction(message) | {"person": person, "batch": batch} for person, batch, message in named
-    ]
+    listed = [make_contradiction(message) | {"person": person, "batch": batch} for person, batch, message in named]
+    card["contradicting"]["named"] = listed
     file = folder / paths.DATASET_SUMMARY
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(card))
     contradictions.emit_contradiction_alarms(Workspace(folder, lock=0))
 
 
-def test_contradiction_alarm_hides_names(tmp_path: Path, emitted: Emitted) -> None:
+def test_contradiction_alarm_hides_names(tmp_path: Path, emitted: list[Any]) -> None:
     emit(tmp_path)
     assert emitted == []
     pseudonym = f"r-{'5e' * 10}"
@@ -198,7 +194,7 @@ def test_contradiction_alarm_hides_names(tmp_path: Path, emitted: Emitted) -> No
     assert "Ada" not in by_name and "000007" in by_name
 
 
-def test_contradiction_alarm_is_deduplicated_by_person(tmp_path: Path, emitted: Emitted) -> None:
+def test_contradiction_alarm_is_deduplicated_by_person(tmp_path: Path, emitted: list[Any]) -> None:
     emit(tmp_path, ("r-1", None, "30 of 31 answers"), ("r-1", "000007", "9 of 9 answers"), ("u-2", None, "8 of 8"))
     emit(tmp_path, ("r-1", None, "31 of 33 answers"))
     first, *others, again = [resource for _, resource, _ in emitted]
