@@ -1,5 +1,7 @@
 """Tiny models with random weights and their tokenizers: real Hugging Face classes, no downloads."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -90,6 +92,17 @@ def tiny_model(family: str = "llama", seed: int = 0, **changes: Any) -> LoadedMo
 def shared_model(family: str = "llama") -> LoadedModel:
     """For tests that leave the weights alone."""
     return tiny_model(family)
+
+
+@contextmanager
+def watch_batches(module: torch.nn.Module) -> Iterator[list[tuple[int, int]]]:
+    """The shape (rows, tokens) of each batch that a model reads."""
+    shapes: list[tuple[int, int]] = []
+    hook = module.register_forward_pre_hook(
+        lambda _module, _args, named: shapes.append(tuple(named["input_ids"].shape)), with_kwargs=True
+    )
+    yield shapes
+    hook.remove()
 
 
 def save_model(loaded: LoadedModel, folder: Path) -> Path:

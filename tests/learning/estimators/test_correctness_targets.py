@@ -146,14 +146,6 @@ def test_token_f1_equals_f1_of_word_bags(answer: str, reference: str) -> None:
     assert score_row(["token_f1"], answer, reference) == pytest.approx([expected], abs=1e-6, nan_ok=True)
 
 
-@pytest.mark.slow
-def test_cosine_target_prefers_paraphrase() -> None:
-    answers = ["It costs 95 euros every year.", "Call the hotline when it is stolen.", CHATTY]
-    found = compute_correctness(["cosine"], answers, [["The annual fee is 95 euros."]] * 2 + [[CHATTY]])["cosine"]
-    assert found[0] > found[1] + 0.3
-    assert found[2] == 1
-
-
 @pytest.mark.parametrize(
     ("answer", "ideal", "common"),
     [

@@ -1,8 +1,7 @@
-import itertools
 import os
 from collections.abc import Sequence
 from functools import cache
-from itertools import islice
+from itertools import islice, product
 
 import numpy as np
 import pytest
@@ -189,7 +188,7 @@ def test_fit_probe_unlearnable_rows_raise() -> None:
             fit_probe("linear", one_class, groups[: len(one_class)], PARAMS)
     with pytest.raises(AbstainError, match=r"attention.*probe\.learning_rate"):
         fit_probe("attention", train, groups, FEW.model_copy(update={"learning_rate": 1e38}))
-    for architecture, value in itertools.product(PROBES, (float("nan"), float("-inf"))):
+    for architecture, value in product(PROBES, (float("nan"), float("-inf"))):
         train.states[7][0, 0] = value
         with pytest.raises(AbstainError, match="set ABSTAIN_DTYPE=float32"):
             fit_probe(architecture, train, groups, FEW)

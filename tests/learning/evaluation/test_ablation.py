@@ -18,6 +18,7 @@ from abstain.learning.evaluation.ablation import (
     evaluate_site,
 )
 from abstain.learning.evaluation.records import ProductLeftOut, SiteMetrics
+from abstain.learning.evaluation.selective_prediction import ScoredAnswers, evaluate_at_threshold
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import BootstrapConfig
 from abstain.learning.thresholds.selection import tune_threshold
@@ -103,17 +104,11 @@ def test_evaluate_site_tunes_on_validation_and_weights(site: SiteMetrics, confid
     predicted, correct, weight = confidence[holdout.index], holdout["correct"], get_weights(holdout)
     assert site.auroc == pytest.approx(roc_auc_score(correct, predicted, sample_weight=weight))
     assert site.auroc_low < site.auroc < site.auroc_high
-    shown = (predicted >= tuned.threshold).to_numpy()
-    assert 0 < shown.sum() < len(shown)
-    assert site.precision == pytest.approx(np.average(correct[shown], weights=weight[shown]))
-    assert site.abstention_rate == pytest.approx(weight[~shown].sum() / weight.sum())
-    rouge = ROUGE[holdout.index - 100]
-    for part, mask in ((site.rouge_shown, shown), (site.rouge_withheld, ~shown)):
-        rows, stands_for = ~np.isnan(rouge) & mask, weight.copy()
-        for label in (0, 1):  # those with an ideal answer stand for all of their class
-            of_class = (correct == label).to_numpy()
-            stands_for[of_class] /= np.average(~np.isnan(rouge[of_class]), weights=weight[of_class])
-        assert part == pytest.approx(np.average(rouge[rows], weights=stands_for[rows]))
+    answers = ScoredAnswers(correct.to_numpy(), predicted.to_numpy(), weight)
+    expected = evaluate_at_threshold(answers, tuned.threshold, ROUGE[holdout.index - 100])
+    assert 0 < expected.coverage < 1
+    for name in ("precision", "abstention_rate", "rouge_shown", "rouge_withheld"):
+        assert getattr(site, name) == pytest.approx(getattr(expected, name))
 
 
 def test_evaluate_site_training_auroc_is_out_of_fold(

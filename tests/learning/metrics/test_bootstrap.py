@@ -1,6 +1,5 @@
 import math
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ from abstain.learning.metrics import bootstrap as module
 from abstain.learning.metrics.bootstrap import Estimate, bootstrap, paired_difference, percentile_interval
 from abstain.learning.metrics.weighted_metrics import auprc, auroc, brier, weighted_mean
 from tests.learning.evaluation.builders import make_grouped
-from tests.tolerance import assert_near
 
 
 def draw_rows(groups: np.ndarray, draws: int, seed: int) -> list[np.ndarray]:
@@ -35,18 +33,6 @@ def test_bootstrap_equals_metrics_of_drawn_rows(weighted: bool) -> None:
         assert found[name].value == pytest.approx(theirs(correct, rounded, sample_weight=weight))
 
 
-def test_bootstrap_statistics_share_resamples() -> None:
-    correct, confidence, groups = make_grouped(120, 20, 0)
-    scores = {"a": confidence, "b": confidence.copy(), "worse": 1 - confidence}
-    figures = {name: partial(auroc, correct, score) for name, score in scores.items()}
-    found = bootstrap(figures, groups, n_resamples=50, seed=5)
-    assert_near(found["a"].resamples, found["b"].resamples)
-    assert found["a"].resamples + found["worse"].resamples == pytest.approx(np.ones(50))
-    alone, other = (bootstrap({"a": figures["a"]}, groups, n_resamples=50, seed=seed)["a"] for seed in (5, 6))
-    assert_near(alone.resamples, found["a"].resamples)
-    assert not np.array_equal(other.resamples, found["a"].resamples)
-
-
 def test_paired_difference_is_narrower_than_two_intervals() -> None:
     correct, confidence, groups = make_grouped(400, 50, 3)
     worse = confidence + 0.15 * np.random.default_rng(0).normal(size=400)
@@ -61,25 +47,6 @@ def test_paired_difference_is_narrower_than_two_intervals() -> None:
     reverse = paired_difference(found["other"], found["own"])
     assert reverse.probability_positive == pytest.approx(1 - difference.probability_positive)
     assert paired_difference(found["own"], found["own"]).probability_positive == 0  # equal is not better
-
-
-def test_bootstrap_draws_whole_groups() -> None:
-    groups = np.repeat(["a", "b", "c"], [1, 10, 100])
-    seen: list[np.ndarray] = []
-
-    def keep(weight: np.ndarray) -> Any:
-        if weight.ndim == 2:
-            seen.append(weight)
-        return weight.sum(axis=-1)
-
-    bootstrap({"rows": keep}, groups, n_resamples=200, seed=0)
-    drawn = np.concatenate(seen)
-    assert drawn.shape == (200, 111)
-    per_group = [drawn[:, groups == name] for name in "abc"]
-    assert all((times == times[:, :1]).all() for times in per_group)
-    times = {tuple(int(part[draw, 0]) for part in per_group) for draw in range(200)}
-    assert {sum(drawn) for drawn in times} == {3}
-    assert len(times) == 10  # all ways of drawing three of three with replacement
 
 
 def test_bootstrap_block_size_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,19 +68,6 @@ def test_bootstrap_interval_has_nominal_coverage() -> None:
         low, high = bootstrap({"share": share}, groups, n_resamples=200, seed=seed)["share"].interval
         hits += low <= 0.7 <= high
     assert 180 <= hits < 200
-
-
-def test_bootstrap_weight_equals_repeated_rows() -> None:
-    correct, confidence, groups = make_grouped(120, 20, 0)
-    figure = {"a": partial(auroc, correct, confidence)}
-    plain = bootstrap(figure, groups, n_resamples=50, seed=5)["a"]
-    assert_near(bootstrap(figure, groups, n_resamples=50, seed=5, weight=np.ones(120))["a"].resamples, plain.resamples)
-    times = np.random.default_rng(0).integers(1, 4, size=120)
-    repeated = {"a": partial(auroc, np.repeat(correct, times), np.repeat(confidence, times))}
-    expected = bootstrap(repeated, np.repeat(groups, times), n_resamples=50, seed=5)["a"]
-    weighted = bootstrap(figure, groups, n_resamples=50, seed=5, weight=times.astype(float))["a"]
-    assert weighted.resamples == pytest.approx(expected.resamples)
-    assert weighted.value == pytest.approx(expected.value)
 
 
 def test_percentile_interval_ignores_few_nan() -> None:

@@ -7,29 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from sklearn import metrics as theirs
 
-from abstain.learning.metrics.weighted_metrics import (
-    Metric,
-    accuracy,
-    auprc,
-    aurc,
-    auroc,
-    brier,
-    coverage,
-    ece,
-    effective_sample_size,
-    error_recall,
-    error_recall_over_random,
-    error_recall_vs_best,
-    f1,
-    precision,
-    recall,
-    reliability,
-    risk_coverage,
-    row_weights,
-    weighted_mean,
-    withheld_share,
-)
-from tests.learning.evaluation.builders import make_grouped
+from abstain.learning.metrics import weighted_metrics as ours
 
 rows = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 20).map(lambda n: n / 20)), min_size=1, max_size=30)
 
@@ -42,18 +20,18 @@ def test_metrics_undefined_is_nan() -> None:
     nothing, ones, zeros = np.array([]), np.ones(3, int), np.zeros(3, int)
     confidence = np.array([0.1, 0.5, 0.9])
     undefined = [
-        auroc(ones, confidence),
-        auroc(zeros, confidence),
-        auprc(zeros, confidence),
-        error_recall(ones, confidence, max_withheld_share=0.5),  # there is no error to catch
-        error_recall_over_random(zeros, confidence, max_withheld_share=0.1),  # nothing fits into a tenth of three
-        precision(ones, confidence, threshold=0.95),
-        recall(zeros, confidence),
-        f1(zeros, confidence, threshold=0.95),
+        ours.auroc(ones, confidence),
+        ours.auroc(zeros, confidence),
+        ours.auprc(zeros, confidence),
+        ours.error_recall(ones, confidence, max_withheld_share=0.5),  # there is no error to catch
+        ours.error_recall_over_random(zeros, confidence, max_withheld_share=0.1),  # nothing fits into a tenth of three
+        ours.precision(ones, confidence, threshold=0.95),
+        ours.recall(zeros, confidence),
+        ours.f1(zeros, confidence, threshold=0.95),
     ]
     assert np.isnan(undefined).all()
-    assert auprc(ones, confidence) == 1
-    assert f1(zeros, confidence) == f1(ones, confidence, threshold=0.95) == 0
+    assert ours.auprc(ones, confidence) == 1
+    assert ours.f1(zeros, confidence) == ours.f1(ones, confidence, threshold=0.95) == 0
     for metric in EVERY.values():
         assert math.isnan(metric(nothing, nothing))
         assert np.isnan(metric(nothing, nothing, np.ones((4, 0)))).tolist() == [True] * 4
@@ -63,43 +41,43 @@ def test_ece_matches_hand_computation() -> None:
     """Two bins of 0.1: [0.2, 0.3) with accuracy 1/2, [0.9, 1.0] with accuracy 2/3; 1.0 belongs to the last bin."""
     correct = np.array([1, 0, 1, 1, 0])
     confidence = np.array([0.2, 0.24, 0.9, 0.95, 1.0])
-    assert reliability(correct, confidence) == [
+    assert ours.reliability(correct, confidence) == [
         {"confidence": pytest.approx(0.22), "accuracy": 0.5, "rows": 2, "share": 0.4},
         {"confidence": pytest.approx(0.95), "accuracy": pytest.approx(2 / 3), "rows": 3, "share": 0.6},
     ]
-    weighted = reliability(correct, confidence, np.array([1.0, 1.0, 1.0, 0.5, 0.5]))
+    weighted = ours.reliability(correct, confidence, np.array([1.0, 1.0, 1.0, 0.5, 0.5]))
     assert [(b["rows"], b["share"]) for b in weighted] == [(2, 0.5), (3, 0.5)]
-    assert ece(correct, confidence) == pytest.approx((2 * 0.28 + 3 * (0.95 - 2 / 3)) / 5)
-    assert [part["rows"] for part in reliability(correct[:3], np.array([0.85, 0.95, 1.0]))] == [1, 2]
+    assert ours.ece(correct, confidence) == pytest.approx((2 * 0.28 + 3 * (0.95 - 2 / 3)) / 5)
+    assert [part["rows"] for part in ours.reliability(correct[:3], np.array([0.85, 0.95, 1.0]))] == [1, 2]
 
 
 @given(rows)
 def test_ece_is_between_overall_gap_and_one(rows: list[tuple[int, float]]) -> None:
     correct, confidence = make_arrays(rows)
     gap = abs(correct.mean() - confidence.mean())
-    assert gap - 1e-9 <= ece(correct, confidence) <= 1
-    assert ece(correct, confidence, n_bins=1) == pytest.approx(gap)
-    assert sum(b["rows"] for b in reliability(correct, confidence)) == len(rows)
+    assert gap - 1e-9 <= ours.ece(correct, confidence) <= 1
+    assert ours.ece(correct, confidence, n_bins=1) == pytest.approx(gap)
+    assert sum(b["rows"] for b in ours.reliability(correct, confidence)) == len(rows)
 
 
 def test_risk_coverage_matches_hand_computation() -> None:
     correct = np.array([0, 1, 1, 0])
-    coverage, risk = risk_coverage(correct, np.array([0.1, 0.9, 0.7, 0.8]))
+    coverage, risk = ours.risk_coverage(correct, np.array([0.1, 0.9, 0.7, 0.8]))
     assert coverage.tolist() == [0.25, 0.5, 0.75, 1.0]
     assert risk == pytest.approx([0, 1 / 2, 1 / 3, 2 / 4])
-    assert aurc(correct, np.array([0.1, 0.9, 0.7, 0.8])) == pytest.approx((0 + 1 / 2 + 1 / 3 + 1 / 2) / 4)
-    tied = risk_coverage(np.array([1, 0, 0, 1]), np.array([0.5, 0.5, 0.5, 0.9]))[1]
+    assert ours.aurc(correct, np.array([0.1, 0.9, 0.7, 0.8])) == pytest.approx((0 + 1 / 2 + 1 / 3 + 1 / 2) / 4)
+    tied = ours.risk_coverage(np.array([1, 0, 0, 1]), np.array([0.5, 0.5, 0.5, 0.9]))[1]
     assert tied == pytest.approx([0, 2 / 4, 2 / 4, 2 / 4])
 
 
 @given(rows, st.randoms(use_true_random=False))
 def test_risk_coverage_ignores_order_and_ends_at_error_rate(rows: list[tuple[int, float]], random) -> None:
     correct, confidence = make_arrays(rows)
-    coverage, risk = risk_coverage(correct, confidence)
+    coverage, risk = ours.risk_coverage(correct, confidence)
     assert len(coverage) == len(risk) == len(rows)
     assert (coverage[-1], risk[-1]) == (1, pytest.approx(1 - correct.mean()))
     shuffled = random.sample(rows, len(rows))
-    assert risk_coverage(*make_arrays(shuffled))[1] == pytest.approx(risk)
+    assert ours.risk_coverage(*make_arrays(shuffled))[1] == pytest.approx(risk)
 
 
 ninths = st.integers(0, 9).map(lambda n: n / 9)
@@ -107,11 +85,15 @@ times = st.integers(0, 3).map(float)
 weighted = st.lists(
     st.tuples(st.integers(0, 1), st.integers(0, 20).map(lambda n: n / 20), st.integers(1, 5)), min_size=1, max_size=30
 )
-RANKING: dict[str, Metric] = {
-    metric.__name__: metric for metric in (auroc, auprc, aurc, error_recall, withheld_share, error_recall_over_random)
-}
-PROBABILITY: dict[str, Metric] = {"brier": brier, "ece": ece}
-AT_THRESHOLD: dict[str, Metric] = {metric.__name__: metric for metric in (accuracy, f1, precision, recall, coverage)}
+
+
+def name_metrics(*names: str) -> dict[str, ours.Metric]:
+    return {name: getattr(ours, name) for name in names}
+
+
+RANKING = name_metrics("auroc", "auprc", "aurc", "error_recall", "withheld_share", "error_recall_over_random")
+PROBABILITY = name_metrics("brier", "ece")
+AT_THRESHOLD = name_metrics("accuracy", "f1", "precision", "recall", "coverage")
 EVERY = RANKING | PROBABILITY | AT_THRESHOLD
 
 
@@ -146,15 +128,15 @@ def test_metrics_resamples_equal_single_weights(rows: list[tuple[int, float, flo
 def test_metrics_match_scikit_learn(rows: list[tuple[int, float, float]]) -> None:
     correct, confidence, weight = (np.array(column) for column in zip(*rows, strict=True))
     shown = confidence >= 0.5
-    assert coverage(correct, confidence, weight) == pytest.approx(np.average(shown, weights=weight))
-    pairs = [(brier, theirs.brier_score_loss, confidence), (accuracy, theirs.accuracy_score, shown)]
+    assert ours.coverage(correct, confidence, weight) == pytest.approx(np.average(shown, weights=weight))
+    pairs = [(ours.brier, theirs.brier_score_loss, confidence), (ours.accuracy, theirs.accuracy_score, shown)]
     if 0 < correct.sum() < len(correct):
-        pairs.append((auroc, theirs.roc_auc_score, confidence))
+        pairs.append((ours.auroc, theirs.roc_auc_score, confidence))
     if correct.any():
-        pairs.append((auprc, theirs.average_precision_score, confidence))
-        pairs += [(recall, theirs.recall_score, shown), (f1, theirs.f1_score, shown)]
+        pairs.append((ours.auprc, theirs.average_precision_score, confidence))
+        pairs += [(ours.recall, theirs.recall_score, shown), (ours.f1, theirs.f1_score, shown)]
     if shown.any():
-        pairs.append((precision, theirs.precision_score, shown))
+        pairs.append((ours.precision, theirs.precision_score, shown))
     for metric, other, predicted in pairs:
         expected = other(correct, predicted, sample_weight=weight)
         assert metric(correct, confidence, weight) == pytest.approx(expected), metric
@@ -172,13 +154,13 @@ def test_error_recall_uses_best_allowed_threshold(rows: list[tuple[int, float, i
     allowed = [mask for mask in below if weight[mask].sum() <= share * weight.sum() + 1e-9]
     most = max(allowed, key=lambda mask: weight[mask].sum())
     of_all, errors = weight[most].sum() / weight.sum(), (weight * (1 - correct)).sum()
-    assert withheld_share(correct, confidence, weight, max_withheld_share=share) == pytest.approx(of_all)
-    found = error_recall(correct, confidence, weight, max_withheld_share=share)
+    assert ours.withheld_share(correct, confidence, weight, max_withheld_share=share) == pytest.approx(of_all)
+    found = ours.error_recall(correct, confidence, weight, max_withheld_share=share)
     if not errors or not of_all:
         assert math.isnan(found)
         return
     assert found == pytest.approx((weight * (1 - correct))[most].sum() / errors)
-    over_random = error_recall_over_random(correct, confidence, weight, max_withheld_share=share)
+    over_random = ours.error_recall_over_random(correct, confidence, weight, max_withheld_share=share)
     assert math.isnan(over_random) if of_all == 0 else over_random == pytest.approx(found / of_all)
 
 
@@ -203,7 +185,7 @@ def test_metrics_nan_confidence_counts_as_withheld(rows: list[tuple[int, float]]
 
 
 @pytest.mark.parametrize("metric", EVERY.values(), ids=EVERY)
-def test_metrics_wrong_lengths_or_labels_raise(metric: Metric) -> None:
+def test_metrics_wrong_lengths_or_labels_raise(metric: ours.Metric) -> None:
     confidence = np.array([0.1, 0.5, 0.9])
     for correct, weight in (([0, 1, 1, 1], None), ([0, 1, 1], np.ones(2)), ([0, 1, 1], np.ones((3, 2)))):
         with pytest.raises(ValueError, match="differ in length"):
@@ -214,7 +196,7 @@ def test_metrics_wrong_lengths_or_labels_raise(metric: Metric) -> None:
 
 
 def test_metric_signature_is_that_of_a_caller() -> None:
-    assert str(inspect.signature(error_recall)).replace("'", "") == (
+    assert str(inspect.signature(ours.error_recall)).replace("'", "") == (
         "(correct: np.ndarray, confidence: np.ndarray, weight: Weight = None, *, max_withheld_share: float = 0.15)"
         " -> float | np.ndarray"
     )
@@ -222,75 +204,60 @@ def test_metric_signature_is_that_of_a_caller() -> None:
 
 def test_calibration_metrics_reject_non_probabilities() -> None:
     correct, log_probability = np.array([1, 0]), np.array([-0.1, -3.2])
-    for metric in (brier, ece, reliability):
+    for metric in (ours.brier, ours.ece, ours.reliability):
         with pytest.raises(ValueError, match=r"-3\.2 to -0\.1 are not probabilities"):
             metric(correct, log_probability)
     with pytest.raises(ValueError, match="0 to 1.01"):
-        brier(correct, np.array([1.01, 0.0]))
-    assert brier(correct, np.array([1 + 1e-7, 0.0])) == 0  # single precision
+        ours.brier(correct, np.array([1.01, 0.0]))
+    assert ours.brier(correct, np.array([1 + 1e-7, 0.0])) == 0  # single precision
 
 
 @given(rows, st.sampled_from([np.nan, 1.0, 0.3, 1 / 7]))
 def test_metrics_equal_weights_change_no_bit(rows: list[tuple[int, float]], probability: float) -> None:
     correct, confidence = make_arrays(rows)
-    weight = row_weights(np.full(len(rows), probability))
+    weight = ours.row_weights(np.full(len(rows), probability))
     for name, metric in EVERY.items():
         plain = metric(correct, confidence)
         assert metric(correct, confidence, weight) == plain or math.isnan(plain), name
-    table = reliability(correct, confidence)
-    assert reliability(correct, confidence, weight) == table
-    curve = risk_coverage(correct, confidence)
-    pairs = zip(risk_coverage(correct, confidence, weight), curve, strict=True)
+    table = ours.reliability(correct, confidence)
+    assert ours.reliability(correct, confidence, weight) == table
+    curve = ours.risk_coverage(correct, confidence)
+    pairs = zip(ours.risk_coverage(correct, confidence, weight), curve, strict=True)
     assert all(np.array_equal(one, other) for one, other in pairs)
-    assert effective_sample_size(weight) == len(rows)
+    assert ours.effective_sample_size(weight) == len(rows)
     gaps = sum(b["rows"] * abs(b["confidence"] - b["accuracy"]) for b in table)
-    assert ece(correct, confidence) == pytest.approx(gaps / len(rows))
-    assert aurc(correct, confidence) == pytest.approx(curve[1].mean())
+    assert ours.ece(correct, confidence) == pytest.approx(gaps / len(rows))
+    assert ours.aurc(correct, confidence) == pytest.approx(curve[1].mean())
 
 
 def test_row_weights_and_effective_sample_size_match_definition() -> None:
-    assert row_weights(np.array([0.5, 1.0, np.nan, 0.1])) == pytest.approx([0.2, 0.1, 0.1, 1.0])
-    assert row_weights(np.array([])).tolist() == []
-    assert row_weights(np.full(3, np.nan)).tolist() == [1, 1, 1]
-    assert effective_sample_size(np.array([1.0, 1.0, 1.0, 1.0])) == 4
-    assert effective_sample_size(np.full(20, 0.3)) == 20  # 20.000000000000004 would be another figure than 20
-    assert effective_sample_size(np.array([3.0, 1.0])) == pytest.approx(16 / 10)
-    assert effective_sample_size(np.array([])) == 0
-
-
-def test_metrics_weights_undo_uneven_sampling() -> None:
-    """Wrong answers are reviewed five times as often as right ones; the weighted figures are those of all answers."""
-    generator = np.random.default_rng(3)
-    correct, confidence, _ = make_grouped(40_000, 400, 3)
-    probability = np.where(correct == 1, 0.1, 0.5)
-    drawn = generator.random(len(correct)) < probability
-    weight = row_weights(probability[drawn])
-    assert weighted_mean(correct[drawn]) < 0.3 < 0.55 < weighted_mean(correct)
-    assert weighted_mean(correct[drawn], weight) == pytest.approx(weighted_mean(correct), abs=0.02)
-    for name in ("brier", "ece", "auprc", "aurc"):
-        whole, naive = EVERY[name](correct, confidence), EVERY[name](correct[drawn], confidence[drawn])
-        assert EVERY[name](correct[drawn], confidence[drawn], weight) == pytest.approx(whole, abs=0.02), name
-        assert name == "brier" or abs(naive - whole) > 0.03, name
+    assert ours.row_weights(np.array([0.5, 1.0, np.nan, 0.1])) == pytest.approx([0.2, 0.1, 0.1, 1.0])
+    assert ours.row_weights(np.array([])).tolist() == []
+    assert ours.row_weights(np.full(3, np.nan)).tolist() == [1, 1, 1]
+    assert ours.effective_sample_size(np.array([1.0, 1.0, 1.0, 1.0])) == 4
+    assert ours.effective_sample_size(np.full(20, 0.3)) == 20  # 20.000000000000004 would be another figure than 20
+    assert ours.effective_sample_size(np.array([3.0, 1.0])) == pytest.approx(16 / 10)
+    assert ours.effective_sample_size(np.array([])) == 0
 
 
 def test_curves_count_a_row_as_often_as_it_weighs() -> None:
     generator = np.random.default_rng(0)
     correct, confidence = generator.integers(0, 2, 60), generator.integers(0, 11, 60) / 10
     times = generator.integers(1, 4, (2, 60))
-    bins = reliability(correct, confidence, times[0].astype(float), n_bins=4)
-    expected = reliability(*(np.repeat(column, times[0]) for column in (correct, confidence)), n_bins=4)
+    bins = ours.reliability(correct, confidence, times[0].astype(float), n_bins=4)
+    expected = ours.reliability(*(np.repeat(column, times[0]) for column in (correct, confidence)), n_bins=4)
     for part, other in zip(bins, expected, strict=True):
         assert {**part, "rows": 0} == pytest.approx({**other, "rows": 0})
-    shown, risk = risk_coverage(correct, confidence, times[0].astype(float))
-    assert (np.diff(shown, prepend=0) * risk).sum() == pytest.approx(aurc(correct, confidence, times[0]))
-    assert weighted_mean(correct, times) == pytest.approx([np.average(correct, weights=row) for row in times])
+    shown, risk = ours.risk_coverage(correct, confidence, times[0].astype(float))
+    assert (np.diff(shown, prepend=0) * risk).sum() == pytest.approx(ours.aurc(correct, confidence, times[0]))
+    assert ours.weighted_mean(correct, times) == pytest.approx([np.average(correct, weights=row) for row in times])
 
 
 def test_error_recall_vs_best_is_relative_to_number_of_errors() -> None:
     """Of ten answers the two least confident are withheld."""
     correct = np.array([0, 0, 0, 0, 1, 1, 1, 1, 1, 1])
     confidence = np.array([0.1, 0.2, 0.8, 0.9, 0.3, 0.4, 0.5, 0.6, 0.7, 0.85])
-    assert error_recall(correct, confidence, max_withheld_share=0.2) == pytest.approx(0.5)
-    assert error_recall_vs_best(correct, confidence, max_withheld_share=0.2) == pytest.approx(1.0)
+    assert ours.error_recall(correct, confidence, max_withheld_share=0.2) == pytest.approx(0.5)
+    assert ours.error_recall_vs_best(correct, confidence, max_withheld_share=0.2) == pytest.approx(1.0)
     few = np.array([0, *[1] * 9])
-    assert error_recall_vs_best(few, confidence, max_withheld_share=0.2) == pytest.approx(1.0)
+    assert ours.error_recall_vs_best(few, confidence, max_withheld_share=0.2) == pytest.approx(1.0)

@@ -22,10 +22,19 @@ from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.loading import LoadedModel, get_context_length, load_model
 from abstain.llm.engine.planner import RequestPlan
 from abstain.llm.engine.prefix_tree import MIN_SHARED, Node, build_tree, count_distinct_tokens, walk
-from abstain.llm.engine.prompts import PromptSegments, Segment, load_layout
+from abstain.llm.engine.prompts import PromptSegments, Segment
 from abstain.llm.engine.requests import HiddenStates, Request, Site
 from abstain.llm.engine.tokenization import encode_prompt
-from tests.llm.builders import LAYERS, WINDOW, plain_forward, shared_model, tiny_model, tiny_pass, tiny_passes
+from tests.llm.builders import (
+    LAYERS,
+    WINDOW,
+    plain_forward,
+    shared_model,
+    tiny_model,
+    tiny_pass,
+    tiny_passes,
+    watch_batches,
+)
 from tests.tolerance import tolerance
 
 FAMILIES = ["llama", "qwen2", "gemma3", "gpt2", "opt"]
@@ -90,31 +99,34 @@ def states_of(
 
 @contextmanager
 def watch_calls(loaded: LoadedModel) -> Iterator[SimpleNamespace]:
-    """The blocks and heads that run, and the shapes of the batches."""
-    calls = SimpleNamespace(blocks=set(), heads=[], shapes=[])
+    """The blocks and heads that run."""
+    calls = SimpleNamespace(blocks=set(), heads=[])
     hooks = [
         block.register_forward_pre_hook(lambda *_, at=layer: calls.blocks.add(at))
         for layer, block in enumerate(blocks_of(loaded), start=1)
     ]
     hooks.append(loaded.model.get_output_embeddings().register_forward_pre_hook(lambda *_: calls.heads.append(1)))
-    hooks.append(
-        loaded.model.base_model.register_forward_pre_hook(
-            lambda _m, _args, named: calls.shapes.append(tuple(named["input_ids"].shape)), with_kwargs=True
-        )
-    )
     yield calls
     for hook in hooks:
         hook.remove()
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("family", FAMILIES)
-def test_engine_states_equal_a_plain_forward(family: str) -> None:
-    loaded, layers = shared_model(family), (1, 2, LAYERS)
+@pytest.mark.parametrize(
+    ("family", "packed"), [*((family, True) for family in FAMILIES), ("llama", False), ("opt", False)]
+)
+def test_engine_states_equal_a_plain_forward(family: str, packed: bool) -> None:
+    """In any batch and order; of 16 tokens, every run is cut into a chain, and goes on from kept keys and values."""
+    loaded, passes, layers = shared_model(family), tiny_passes(), (1, 2, LAYERS)
     assert Engine(loaded, 100).decoder.can_pack
-    every = {key: reference(loaded, pass_, tuple(range(LAYERS + 1))) for key, pass_ in tiny_passes().items()}
+    every = {key: reference(loaded, pass_, tuple(range(LAYERS + 1))) for key, pass_ in passes.items()}
     expected = {key: states[list(layers)] for key, states in every.items()}
-    assert max_difference(states_of(loaded, tiny_passes(), layers), expected) <= TOLERANCE
+    alone = {key: states_of(loaded, {key: pass_}, layers, packed=packed)[key] for key, pass_ in passes.items()}
+    assert max_difference(alone, expected) <= TOLERANCE
+    for tokens in (16, 200, 10_000):
+        together = states_of(loaded, dict(reversed(passes.items())), layers, tokens=tokens, packed=packed)
+        assert max_difference(together, expected) <= TOLERANCE
+        assert max_difference(together, alone) <= TOLERANCE
     # Neighbours are far apart: an off-by-one in layers or tokens would be seen.
     for key, states in every.items():
         below = states[[layer - 1 for layer in layers]]
@@ -139,22 +151,6 @@ def test_engine_reads_other_segments() -> None:
     ((_, states),) = Engine(LLAMA, 4096).run({"a": request})
     expected = plain_forward(LLAMA, encoded.ids)[1][2][slice(*encoded.span("question", "turn"))]
     torch.testing.assert_close(states, expected, atol=TOLERANCE, rtol=0)
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("family", "packed"), [*((family, True) for family in FAMILIES), ("llama", False), ("opt", False)]
-)
-def test_engine_states_are_equal_in_any_batch_or_order(family: str, packed: bool) -> None:
-    loaded, passes, layers = shared_model(family), tiny_passes(), (2, LAYERS)
-    alone = {key: states_of(loaded, {key: pass_}, layers, packed=packed)[key] for key, pass_ in passes.items()}
-    backwards = dict(reversed(passes.items()))
-    for tokens in (16, 200, 10_000):  # 16: every run is cut into a chain, and goes on from kept keys and values
-        together = states_of(loaded, backwards, layers, tokens=tokens, packed=packed)
-        assert max_difference(alone, together) <= TOLERANCE
-    fewer = {key: passes[key] for key in ("unicode", "short")}
-    part = states_of(loaded, fewer, layers, tokens=10_000)
-    assert max_difference({key: alone[key] for key in fewer}, part) <= TOLERANCE
 
 
 @pytest.mark.parametrize(("layers", "site"), [((1, 3), "residual"), ((3, 2), "mlp"), ((LAYERS,), "residual")])
@@ -220,10 +216,10 @@ def test_engine_shallow_request_stays_shallow() -> None:
 @pytest.mark.parametrize("tokens", [5, 300, 10_000])
 def test_engine_pass_stays_within_batch_tokens(tokens: int, packed: bool) -> None:
     engine = Engine(LLAMA, tokens, packed)
-    with watch_calls(LLAMA) as calls:
+    with watch_batches(LLAMA.model.base_model) as shapes:
         run(engine, tiny_passes(), (3,))
-    assert all(rows * longest <= tokens or (rows == 1 and not packed) for rows, longest in calls.shapes)
-    assert sum(rows * longest for rows, longest in calls.shapes) == engine.stats.forward_tokens
+    assert all(rows * longest <= tokens or (rows == 1 and not packed) for rows, longest in shapes)
+    assert sum(rows * longest for rows, longest in shapes) == engine.stats.forward_tokens
     lengths = [length(LLAMA, pass_) for pass_ in tiny_passes().values()]
     assert (engine.stats.prompts, engine.stats.pass_tokens) == (len(lengths), sum(lengths))
 
@@ -233,9 +229,9 @@ def test_engine_padded_batches_have_like_lengths() -> None:
     each = length(LLAMA, tiny_pass("0"))
     engine = Engine(LLAMA, 3 * each, packed=False)
     assert list(engine.run({})) == []
-    with watch_calls(LLAMA) as calls:
+    with watch_batches(LLAMA.model.base_model) as shapes:
         run(engine, passes, (1,))
-    assert calls.shapes == [(3, each), (3, each), (1, each)]
+    assert shapes == [(3, each), (3, each), (1, each)]
 
 
 def test_engine_unsuitable_attention_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,17 +323,6 @@ def test_engine_mlp_site_missing_names_residual() -> None:
         states_of(shared_model("opt"), {"a": tiny_pass()}, (1,), "mlp")
 
 
-HANDBOOK = (
-    "## Replacement cards\n\nA replacement for a lost or stolen Harbour Gold card costs 12.50 EUR and arrives within "
-    "five working days.\n\n| card | fee |\n| --- | --- |\n| Gold | 12.50 |"
-)
-REAL = {
-    "no context": ("When does the branch open?", [], "I do not know."),
-    "chunks": ("Do Premier customers pay for it?", [HANDBOOK] * 2, "No, they pay nothing."),
-    "short": ("Is it free?", [HANDBOOK], "Yes"),
-}
-
-
 def relative_error(found: Tensor, expected: Tensor) -> float:
     """The largest norm of a difference over that of the token's own state.
 
@@ -348,11 +333,10 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
 
 @pytest.mark.slow
 def test_embedded_model_equals_a_plain_forward_in_any_batch(embedded: LoadedModel) -> None:
-    layers, layout = (1, 16, 30), load_layout("rag-chatml-v1")
-    passes = {key: layout.render(*texts) for key, texts in REAL.items()}
+    layers, passes = (1, 16, 30), tiny_passes()
     assert Engine(embedded, 2048).decoder.can_pack
     alone = {key: states_of(embedded, {key: pass_}, layers)[key] for key, pass_ in passes.items()}
-    together = states_of(embedded, dict(reversed(passes.items())), layers, tokens=300)
+    together = states_of(embedded, dict(reversed(passes.items())), layers, tokens=30)
     exact = tolerance(torch.float32)  # 1.4e-6 measured: another order of sums
     for key, pass_ in passes.items():
         assert relative_error(together[key], alone[key]) <= exact
@@ -368,10 +352,8 @@ def test_embedded_model_equals_a_plain_forward_in_any_batch(embedded: LoadedMode
 
 def start_decoder(loaded: LoadedModel) -> tuple[int, Decoder]:
     """The forward passes that the start of a decoder takes, and the decoder."""
-    passes: list[Any] = []
-    hook = loaded.model.base_model.register_forward_pre_hook(lambda *call: passes.append(call))
-    decoder = Decoder(loaded)
-    hook.remove()
+    with watch_batches(loaded.model.base_model) as passes:
+        decoder = Decoder(loaded)
     return len(passes), decoder
 
 

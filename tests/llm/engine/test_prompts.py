@@ -1,6 +1,5 @@
 import json
 import logging
-from importlib import resources
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -259,21 +258,6 @@ def test_auto_is_the_text_of_the_chat_template(family: str, tmp_path: Path) -> N
     hostile = encode_prompt(tokenizer, layout.render(HOSTILE_MARKS, [HOSTILE_MARKS], HOSTILE_MARKS)).ids
     control = special | {*tokenizer.convert_tokens_to_ids(["<think>", "</think>"])} if family == "qwen" else special
     assert [token for token in hostile if token in control] == [token for token in encoded.ids if token in control]
-
-
-@families
-def test_bos_begins_each_layout_and_question_once(family: str) -> None:
-    tokenizer = make_tokenizer(family)
-    for folder in ("layouts", "questions"):
-        names = [
-            file.name.removesuffix(".yaml") for file in resources.files("abstain.llm.engine").joinpath(folder).iterdir()
-        ]
-        layouts = [load_layout(name, folder) for name in names]
-        layouts += [spell_layout(one, tokenizer) for one in layouts if "chatml" in one.name and "after" not in one.name]
-        assert len(layouts) > 4
-        for layout in layouts:
-            ids = encode_prompt(tokenizer, layout.render("q", ["c"], "a")).ids
-            assert ids[0] == tokenizer.bos_token_id and ids.count(ids[0]) == 1, layout.name
 
 
 def test_tokenizer_that_begins_texts_with_a_space_does_so_once() -> None:

@@ -161,14 +161,9 @@ def test_generate_samples_follow_seed_and_distribution() -> None:
     (hot,) = run(loaded, Generate(1, temperature=5.0, top_p=0.1, tracked_tokens=("a",)), {"a": prompt})["a"]
     assert hot.choices.shape == (1, 1), "a choice is what the model gives, however it is drawn from"
     assert_close(hot.choices, p[loaded.tokenizer.encode("a")][None])
-
-
-def test_generate_top_p_leaves_out_the_tail() -> None:
-    prompt, loaded = tiny_pass()[PROMPT], shared_model()
-    p = plain_forward(loaded, encode_prompt(loaded.tokenizer, prompt).ids)[0][-1].exp()
     for top_p in (float(p.max()) / 2, 1e-320):
         narrow = run(loaded, Generate(1, temperature=1.0, top_p=top_p, samples=30), {"a": prompt})["a"]
-        assert {one.tokens for one in narrow} == {(int(p.argmax()),)}
+        assert {one.tokens for one in narrow} == {(int(p.argmax()),)}, "it leaves out the tail"
 
 
 def test_engine_operations_of_one_pass_cost_one_pass() -> None:

@@ -38,7 +38,7 @@ from abstain.llm.features.extraction import (
     make_chunk_nll_requests,
 )
 from abstain.llm.features.feature_request import FeatureRequest
-from abstain.llm.features.shard_job import OPERATION_TYPES, JobStats, LocalRunner, ShardJob, compute_shard
+from abstain.llm.features.shard_job import OPERATION_TYPES, ShardJob, compute_shard
 from tests.llm.builders import WIDTH, plain_surprise
 from tests.llm.signals.builders import context, interaction, numbered
 
@@ -312,20 +312,6 @@ def test_shard_job_name_is_fixed() -> None:
     assert work.name == "d5dd5d0530d717f3f27cc273e57c74d1"
     names = {"HiddenStates", "NLL", "NextTokenProbs", "Generate", "ConstrainedGenerate", "Perturb"}
     assert names == OPERATION_TYPES.keys()
-
-
-def test_local_runner_computes_shards_in_order(source: FeatureSource) -> None:
-    rows = [numbered(n) for n in range(70)]
-    shards = list(source.iter_shards(rows))
-    assert [len(work.requests) for work in shards] == [64, 6]
-    runner = LocalRunner(source.settings)
-    found = runner.run(shards)
-    first = next(found)
-    assert first.rows == 64 and 0 < first.forward_tokens <= first.pass_tokens
-    assert source.count_missing(rows) == 6  # it is in the cache when it is told of
-    assert [done.rows for done in found] == [6]
-    assert source.count_missing(rows) == 0 and list(source.iter_shards(rows)) == []
-    assert source.compute_missing(rows) == JobStats(0, 0, 0)
 
 
 def test_compute_shard_again_writes_the_same_bytes(source: FeatureSource) -> None:

@@ -13,7 +13,7 @@ from abstain.llm.engine.requests import Perturb
 from abstain.llm.perturbation import causal, masked
 from abstain.llm.perturbation.engines import CausalEngine, PerturbationEngine
 from abstain.llm.perturbation.masked import STRIDE
-from tests.llm.builders import byte_tokenizer, plain_forward
+from tests.llm.builders import byte_tokenizer, plain_forward, watch_batches
 from tests.llm.perturbation.builders import (
     HOSTILE,
     HOW,
@@ -76,18 +76,12 @@ def test_masked_model_cost_is_seven_passes_and_one_to_fill() -> None:
 
 def test_masked_model_pass_stays_within_tokens_and_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = model_of("masked")
-    seen: list[int] = []
-    handle = loaded.model.register_forward_pre_hook(
-        lambda _module, _args, named: seen.append(named["input_ids"].numel()), with_kwargs=True
-    )
-    steps_of(PerturbationEngine(loaded, 90), MANY, Perturb("entropy", "iterative", 2))
     longest = len(text_of(loaded, LONG).ids) + 2
-    assert longest <= max(seen) <= 90
-    seen.clear()
-    monkeypatch.setattr(masked, "LOGIT_BYTES", 4 * loaded.model.config.vocab_size * 60)
-    steps_of(PerturbationEngine(loaded, 4096), MANY, Perturb("entropy", "iterative", 2))
-    handle.remove()
-    assert longest <= max(seen) <= 60
+    for tokens, most in ((90, 90), (4096, 60)):
+        with watch_batches(loaded.model) as shapes:
+            steps_of(PerturbationEngine(loaded, tokens), MANY, Perturb("entropy", "iterative", 2))
+        assert longest <= max(rows * width for rows, width in shapes) <= most
+        monkeypatch.setattr(masked, "LOGIT_BYTES", 4 * loaded.model.config.vocab_size * 60)
 
 
 def test_masked_model_without_mask_token_is_refused() -> None:
@@ -249,14 +243,10 @@ def test_causal_engine_steps_are_equal_in_any_batch(where: Any, when: Any, packe
 @pytest.mark.parametrize("packed", [True, False])
 def test_causal_engine_pass_stays_within_batch_tokens(packed: bool) -> None:
     engine = CausalEngine(causal_model(), 64, packed)
-    seen: list[tuple[int, int]] = []
-    handle = engine.loaded.model.base_model.register_forward_pre_hook(
-        lambda _module, _args, named: seen.append(tuple(named["input_ids"].shape)), with_kwargs=True
-    )
-    steps_of(engine, MANY, Perturb("entropy", "iterative", 3))
-    handle.remove()
+    with watch_batches(engine.loaded.model.base_model) as shapes:
+        steps_of(engine, MANY, Perturb("entropy", "iterative", 3))
     longest = max(len(text_of(engine.loaded, text).ids) for text in MANY.values())
-    assert longest > 64 and all(rows * width <= 64 or (rows == 1 and not packed) for rows, width in seen)
+    assert longest > 64 and all(rows * width <= 64 or (rows == 1 and not packed) for rows, width in shapes)
 
 
 def test_causal_engine_logits_in_parts_give_equal_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,8 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from abstain.config.params import RegressorKind
+from abstain.config.params import RegressorFit, RegressorKind
 from abstain.core.errors import AbstainError
+from abstain.learning.estimators.regressors import kinds
 from abstain.learning.estimators.regressors.columns import is_varying, select_columns, to_matrix
 from abstain.learning.estimators.regressors.fitting import FittedRegressor, assign_folds, fit_regressor
 from abstain.learning.estimators.regressors.kinds import PENALTIES, REGRESSOR_ALGORITHMS, RegressorTrainingSet
@@ -22,13 +25,37 @@ from abstain.learning.estimators.regressors.onnx_regressor import (
     to_onnx_regressor,
 )
 from tests.conftest import ROOT
-from tests.learning.estimators.regressors.builders import PARAMS, make_planted
 from tests.tolerance import assert_near
 
 every_kind = pytest.mark.parametrize("kind", REGRESSOR_ALGORITHMS)
+PARAMS = RegressorFit(folds=4, seed=7, trees=40, max_features=0.5, min_leaf=3)
 NAN = float("nan")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _few_rounds() -> Iterator[None]:
+    """Boosting ends after 60 rounds, not 300: what is planted is learnt by then, and a fit costs a fifth."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kinds, "MAX_ROUNDS", 60)
+        yield
+
+
+def make_planted(
+    rows: int, seed: int, strength: float = 1.0, missing: float = 0.05
+) -> tuple[pd.DataFrame, np.ndarray, np.ndarray]:
+    """Features (rows, 8), of which two move the score, the score in [0, 1], and 20 groups."""
+    generator = np.random.default_rng(seed)
+    values = generator.normal(size=(rows, 8))
+    known = np.tanh(values[:, 0]) + 0.5 * values[:, 1]
+    score = np.clip(0.6 + 0.2 * strength * known + 0.05 * generator.normal(size=rows), 0, 1)
+    scaled = 5 + 3 * values
+    scaled[generator.random(values.shape) < missing] = np.nan
+    names = [f"nll_{n}" for n in range(8)]
+    groups = np.array([f"g-{row % 20}" for row in range(rows)], dtype=object)
+    return pd.DataFrame(scaled, columns=names), score, groups
+
+
+@cache
 def fit(kind: RegressorKind) -> FittedRegressor:
     features, score, groups = make_planted(200, 1)
     return fit_regressor(kind, "cosine", features, score, np.ones(200), groups, PARAMS)
@@ -298,25 +325,16 @@ def test_to_matrix_invalid_column_raises(columns: list[str], message: str) -> No
         to_matrix(features.assign(objects=pd.Series([1, 2.5], dtype=object)), columns)
 
 
-@pytest.fixture(scope="module")
-def fits() -> dict[str, FittedRegressor]:
-    features, score, groups = make_planted(150, 1)
-    return {
-        kind: fit_regressor(kind, "cosine", features, score, np.ones(150), groups, PARAMS)
-        for kind in REGRESSOR_ALGORITHMS
-    }
-
-
 @pytest.mark.heavy
 @every_kind
-def test_onnx_regressor_file_round_trip(fits: dict[str, FittedRegressor], kind: RegressorKind, tmp_path: Path) -> None:
-    fitted, file = fits[kind].regressor, tmp_path / "folder" / f"{kind}.onnx"
+def test_onnx_regressor_file_round_trip(kind: RegressorKind, tmp_path: Path) -> None:
+    fitted, file = fit(kind).regressor, tmp_path / "folder" / f"{kind}.onnx"
     fitted.save(file)
     loaded = OnnxRegressor(file.read_bytes())
     assert file.stat().st_size == fitted.n_bytes
     assert loaded.metadata == fitted.metadata
     assert (loaded.kind, loaded.target, loaded.columns) == (kind, "cosine", tuple(f"nll_{n}" for n in range(8)))
-    assert (loaded.metadata["rows"], set(loaded.metadata["versions"])) == (150, {"scikit-learn", "skl2onnx"})
+    assert (loaded.metadata["rows"], set(loaded.metadata["versions"])) == (200, {"scikit-learn", "skl2onnx"})
     others, _, _ = make_planted(60, 2)
     assert np.array_equal(loaded.predict(others), fitted.predict(others))
     onnx.checker.check_model(onnx.load(file), full_check=True)
@@ -324,14 +342,14 @@ def test_onnx_regressor_file_round_trip(fits: dict[str, FittedRegressor], kind: 
 
 @pytest.mark.heavy
 @every_kind
-def test_onnx_regressor_matches_scikit_learn(fits: dict[str, FittedRegressor], kind: RegressorKind) -> None:
-    features, score, _ = make_planted(150, 1)
-    values, regressor, entry = to_matrix(features, list(features)), fits[kind].regressor, REGRESSOR_ALGORITHMS[kind]
+def test_onnx_regressor_matches_scikit_learn(kind: RegressorKind) -> None:
+    features, score, _ = make_planted(200, 1)
+    values, regressor, entry = to_matrix(features, list(features)), fit(kind).regressor, REGRESSOR_ALGORITHMS[kind]
     pipeline, elsewhere = (
-        entry.fit(RegressorTrainingSet(values, target, np.ones(150)), regressor.metadata["step"], PARAMS)
+        entry.fit(RegressorTrainingSet(values, target, np.ones(200)), regressor.metadata["step"], PARAMS)
         for target in (score, 1 - score)
     )
-    assert fits[kind].parity <= 1e-6
+    assert fit(kind).parity <= 1e-6
     for missing in (0.0, 0.5, 0.9):
         assert measure_parity(pipeline, regressor, make_planted(200, 5, missing=missing)[0]) <= 1e-6
     assert measure_parity(elsewhere, regressor, features) > 0.1
@@ -352,8 +370,8 @@ def test_to_onnx_regressor_separates_neighbouring_floats(kind: RegressorKind) ->
 
 @pytest.mark.heavy
 @every_kind
-def test_onnx_regressor_predict_is_batch_invariant(fits: dict[str, FittedRegressor], kind: RegressorKind) -> None:
-    regressor = fits[kind].regressor
+def test_onnx_regressor_predict_is_batch_invariant(kind: RegressorKind) -> None:
+    regressor = fit(kind).regressor
     features, _, _ = make_planted(BATCH + 30, 4)
     together = regressor.predict(features)
     assert together.shape == (BATCH + 30,) and together.dtype == np.float64
