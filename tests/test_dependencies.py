@@ -78,13 +78,9 @@ def test_stage_dependencies_are_its_closure(stage: str) -> None:
     assert len([dep for dep in code if (ROOT / dep).is_dir()]) <= 8
 
 
-def test_code_imports_nothing_from_the_face() -> None:
-    """The closure of a stage does not follow what `abstain/__init__.py` hands on."""
+def test_code_imports_only_what_the_closure_sees() -> None:
+    """It follows neither what `abstain/__init__.py` hands on nor what is imported by name."""
     assert find_sources("src", "tasks", "flows", pattern=FROM_FACE) == []
-
-
-def test_library_imports_nothing_by_name() -> None:
-    """The closure of a stage does not see it."""
     assert find_sources("src/abstain", pattern=BY_NAME) == ["src/abstain/__init__.py"]
 
 

@@ -158,19 +158,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return venv / "bin"
 
 
-def run_installed(programs: Path, *arguments: str, cwd: Path, home: Path) -> str:
+def run_installed(project: Project, programs: Path, *arguments: str) -> str:
     """What `abstain ARGUMENTS` of the installed wheel prints."""
-    environment = {
-        "PATH": f"{programs}:/usr/bin:/bin",
-        "HOME": str(cwd),
-        "ABSTAIN_HOME": str(home),
-        "HF_HUB_OFFLINE": "1",
-    }
-    done = subprocess.run(
-        ["abstain", *arguments], cwd=cwd, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return project.run("env", "--unset=PYTHONPATH", f"PATH={programs}:/usr/bin:/bin", "abstain", *arguments)
 
 
 @pytest.mark.slow
@@ -178,7 +168,7 @@ def test_wheel_starts_a_project_and_holds_nothing_else(installed: Path, tmp_path
     (site,) = (installed.parent / "lib").glob("python*/site-packages")
     assert {path.name for path in site.iterdir() if (path / "__init__.py").is_file()} == OURS
     project = new_project(tmp_path)
-    run_installed(installed, "init", cwd=project.root, home=project.home)
+    run_installed(project, installed, "init")
     assert not (project.root / "params.yaml").read_text().startswith(MARK)
 
 
@@ -186,5 +176,5 @@ def test_wheel_starts_a_project_and_holds_nothing_else(installed: Path, tmp_path
 def test_wheel_scores_an_answer(installed: Path, trained: tuple[Project, str]) -> None:
     project, _ = trained
     flags = ["--question", "What does the card cost?", "--answer", "Nothing.", "--context", "The card is free."]
-    decision = json.loads(run_installed(installed, "score", *flags, cwd=project.root, home=project.home))
+    decision = json.loads(run_installed(project, installed, "score", *flags))
     assert decision["decision"] in ("show", "abstain") and decision["version"] == "v1.0.0"

@@ -90,7 +90,7 @@ def test_stages_with_workers_write_same_bytes(
     assert [name for name in before if before[name] != after.get(name)] == [] and before.keys() == after.keys()
 
 
-def test_features_cached_results_are_not_computed_again(
+def test_features_of_cached_results_computes_nothing(
     finished: Finished, bank: Params, base_model_is_gone: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     features.stage(bank)
@@ -98,18 +98,12 @@ def test_features_cached_results_are_not_computed_again(
     assert "\n0 results were not in the cache: 0 tokens" in f"\n{output}" and "progress" not in output
     for file in (paths.FEATURES, paths.SIGNALS, paths.FEATURES_SUMMARY):
         assert file.read_bytes() == (finished.root / file).read_bytes()
-
-
-def test_features_unavailable_scorer_has_reason(
-    bank: Params, base_model_is_gone: None, capsys: pytest.CaptureFixture[str]
-) -> None:
     skipped = artifacts.read_json(paths.FEATURES_SUMMARY)["skipped_scorers"]
     assert skipped.keys() == {"entailment"} and skipped["entailment"].startswith("A601: ")
+    assert f"skipped: scorer entailment: {skipped['entailment']}\n" in output
     assert artifacts.read_json(paths.EVALUATION)["skipped"] == skipped
     assert "entailment" not in artifacts.read_json(paths.METRICS)["holdout"]["scorers"]
     assert "entailment" not in artifacts.read_signals("asked")
-    features.stage(bank)
-    assert f"skipped: scorer entailment: {skipped['entailment']}\n" in capsys.readouterr().out
 
 
 def test_report_stage_is_reproducible(bank: Params) -> None:
@@ -125,15 +119,11 @@ def test_report_stage_is_reproducible(bank: Params) -> None:
 
 
 QUALITY = paths.ARTIFACTS / "quality.json"
+PARAMS = shipped_params()
 
 
 @pytest.fixture
-def params() -> Params:
-    return shipped_params()
-
-
-@pytest.fixture
-def workspace(tmp_path: Path, params: Params, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A data folder of two batches, the second of them in German."""
     monkeypatch.chdir(tmp_path)
     english = [
@@ -142,7 +132,7 @@ def workspace(tmp_path: Path, params: Params, monkeypatch: pytest.MonkeyPatch) -
     german = [make_line(at, f"Wie hoch ist die Jahresgebühr der Karte mit Nummer {at}?") for at in range(200, 260)]
     for number, rows in enumerate((english, german)):
         file = write_lines(tmp_path / f"{number}.jsonl", *rows)
-        report = ingest(make_explicit_sources([str(file)]), paths.DATA, params.validation, NOW, quality=params.quality)
+        report = ingest(make_explicit_sources([str(file)]), paths.DATA, PARAMS.validation, NOW, quality=PARAMS.quality)
         assert report.accepted == len(rows)
     return tmp_path
 
@@ -154,47 +144,47 @@ def make_line(at: int, question: str) -> dict:
     return row(f"q-{at}", question=question, answer=f"It is {at:03d} euros.", group=f"g-{at // 10}", **said)
 
 
-def test_validate_dataset_stages_sound_data_pass(workspace: Path, params: Params) -> None:
-    validate.stage(params)
+def test_validate_dataset_stages_sound_data_pass(workspace: Path) -> None:
+    validate.stage(PARAMS)
     found = read_json(paths.VALIDATION)
     assert found["success"] and found["as_of"] == NOW.isoformat()
     assert found["statistics"]["drift"]["rows"] == {"newest": 60, "previous": 200}
     drift = next(check for check in found["expectations"] if check["suite"] == "drift")
     assert drift["sample"] == ["drift/question language"]
-    dataset.stage(params)
+    dataset.stage(PARAMS)
     quality = read_json(QUALITY)
     assert quality["success"] and quality["rows"]["labels"] > 200
     assert paths.DATASET.is_file() and paths.DATASET_SUMMARY.is_file()
     before = (paths.VALIDATION.read_bytes(), QUALITY.read_bytes())
-    validate.stage(params)
-    dataset.stage(params)
+    validate.stage(PARAMS)
+    dataset.stage(PARAMS)
     assert (paths.VALIDATION.read_bytes(), QUALITY.read_bytes()) == before  # for DVC
     _, page = validation_report(ValidationResult.merge(map(ValidationResult.from_dict, (found, quality))), "a run")
     assert "Passed, with" in page and "question language" in page and "Labels by split" in page
 
 
-def test_validate_stage_repeated_row_or_no_batch_record_fails(workspace: Path, params: Params) -> None:
+def test_validate_stage_repeated_row_or_no_batch_record_fails(workspace: Path) -> None:
     first, second = DataStore(paths.DATA).list_part_files(Interaction)
     with second.open("ab") as file:
         file.write(first.read_bytes().splitlines(keepends=True)[0])
     with pytest.raises(AbstainError, match="1 rows of data/ fail validation, interactions/q-0 first: interaction_id:"):
-        validate.stage(params)
+        validate.stage(PARAMS)
     assert read_json(paths.VALIDATION)["success"] is False
     (paths.DATA / "batches.jsonl").unlink()
     with pytest.raises(AbstainError, match=r"batches\.jsonl has no record of"):
-        validate.stage(params)
+        validate.stage(PARAMS)
 
 
-def test_dataset_stage_leaked_holdout_fails(workspace: Path, params: Params) -> None:
+def test_dataset_stage_leaked_holdout_fails(workspace: Path) -> None:
     for part in DataStore(paths.DATA).list_part_files(Interaction):
         rows = [
             one.model_copy(update={"question": "The fee?", "answer": "None."})
             for one in DataStore(paths.DATA).iter_part_rows(part, Interaction)
         ]
         part.write_text("".join(f"{one.to_json_line()}\n" for one in rows), encoding="utf-8")
-    validate.stage(params)
+    validate.stage(PARAMS)
     with pytest.raises(AbstainError, match="splits/holdout first: holdout: 100 %"):
-        dataset.stage(params)
+        dataset.stage(PARAMS)
     _, page = validation_report(ValidationResult.from_dict(read_json(QUALITY)), "a run")
     assert "1 expectation failed" in page
     assert not paths.DATASET.exists()

@@ -16,9 +16,8 @@ from abstain.stages.shared import artifacts
 from abstain.stages.shared.ideal_answers import read_ideal_answers, read_rouge
 from abstain.stages.shared.states import load_labelled_states, read_base_model
 from abstain.stages.train_probe import __main__ as train_probe
-from tests.checkout import SHIPPED, shipped_params
+from tests.checkout import SHIPPED
 from tests.factories import NOW, PARAMS, accept_all, alone, row, verdict, write_lines
-from tests.stages.conftest import change
 
 D = 6
 
@@ -31,22 +30,10 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write_inputs(lengths: list[int]) -> tuple[pd.DataFrame, list[Tensor]]:
-    """A training split whose right answers' states are larger; states of `lengths`."""
-    n = len(lengths)
-    frame = pd.DataFrame(
-        {
-            "interaction_id": [f"i-{i}" for i in range(n)],
-            "group": [f"g-{i}" for i in range(n)],
-            "split": "train",
-            "correct": [i // 2 % 2 for i in range(n)],
-            "weight": 1.0,
-            "source": "review",
-            "inclusion_probability": float("nan"),
-        }
-    )
+    """A data set with states of `lengths`."""
+    frame = pd.DataFrame({"interaction_id": [f"i-{i}" for i in range(len(lengths))], "split": "train"})
     frame.to_parquet(paths.DATASET, index=False)
-    generator = torch.Generator().manual_seed(0)
-    states = [torch.randn(length, D, generator=generator) + 2 * (i // 2 % 2) for i, length in enumerate(lengths)]
+    states = list(torch.randn(sum(lengths), D).split(lengths))
     write_table(paths.FEATURES, lengths, D, torch.float32, enumerate(states), "bank@abc")
     return frame, states
 
@@ -60,17 +47,6 @@ def test_load_labelled_states_are_of_readable_rows_of_data_set(workspace: Path) 
     frame.iloc[:3].to_parquet(paths.DATASET, index=False)
     with pytest.raises(AbstainError, match=r"features\.npy has 6 rows, .*dataset\.parquet has 3"):
         load_labelled_states()
-
-
-def test_train_probe_pairs_labels_with_own_states(workspace: Path) -> None:
-    """A label of a row without states must not be paired with its neighbour's states: then nothing would be learnt."""
-    frame, states = write_inputs([0 if i % 5 == 0 else i % 4 + 1 for i in range(120)])
-    train_probe.stage(change(shipped_params(), "probe", architectures=("linear",)))
-    out_of_fold = pd.read_parquet(paths.OUT_OF_FOLD).set_index("interaction_id")["linear"]
-    assert list(out_of_fold.index) == [f"i-{i}" for i in range(120) if len(states[i])]
-    correct = frame.set_index("interaction_id").loc[out_of_fold.index, "correct"] == 1
-    assert out_of_fold[correct].median() > 0.9 and out_of_fold[~correct].median() < 0.1
-    assert artifacts.read_json(paths.PROBE_CHOICE)["out_of_fold"]["linear"] > 0.95
 
 
 def test_run_stage_damaged_file_prints_one_line(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -179,7 +179,7 @@ def test_evaluate_threshold_metrics_are_weighted(bank: Params, name: str, mark: 
 def test_evaluate_audits_use_the_changed_answers(bank: Params) -> None:
     """An unreadable answer of the hold-out was another question's in the shuffle, which is therefore left out."""
     interactions = DataStore(paths.DATA).read_interactions(read_reviewed("holdout")["interaction_id"])
-    rows, states = read_holdout()
+    rows = read_holdout()[0]
     assert len(interactions) == len(rows) + 1
     changed, served = shuffle_answers(interactions), OnnxProbe(paths.ONNX)
     confidence = {
@@ -188,20 +188,15 @@ def test_evaluate_audits_use_the_changed_answers(bank: Params) -> None:
     }
     names = [name for name in rows.index if name in confidence]
     assert len(names) == len(rows) - 1
-    original = dict(zip(rows.index, served.predict(states).tolist(), strict=True))
     weight = pd.Series(metrics.row_weights(rows["inclusion_probability"].to_numpy()), rows.index)
     right = [name for name in names if rows.loc[name, "correct"] == 1]
     audits = artifacts.read_json(paths.EVALUATION)["audits"]
     shuffled, removed = (
         {row["scorer"]: row for row in audits[name]} for name in ("answers_shuffled", "context_removed")
     )
-    expected = roc_auc_score(
-        np.repeat([1, 0], len(right)),
-        [*(original[name] for name in right), *(confidence[name] for name in right)],
-        sample_weight=np.tile(weight[right], 2),
-    )
+    expected = np.average([confidence[name] for name in right], weights=weight[right])
     assert list(shuffled) == list(removed) == EVERYBODY
-    assert shuffled["probe"]["auroc_against_shuffled"] == pytest.approx(expected)
+    assert shuffled["probe"]["mean_changed"] == pytest.approx(expected)
     shown = np.array([confidence[name] for name in names]) >= artifacts.read_json(paths.THRESHOLD)["threshold"]
     assert shuffled["probe"]["shown_changed"] == pytest.approx(np.average(shown, weights=weight[names]))
     assert removed["probe"]["mean"] != removed["probe"]["mean_changed"]
@@ -309,6 +304,7 @@ def test_tune_threshold_uses_reviewed_validation_answers(bank: Params) -> None:
     asked = {name: getattr(bank.threshold, name) for name in ("metric", "target", "confidence")}
     assert guarantee.items() >= {"status": "unchecked", "holdout": None, **asked}.items()
     assert evidence["reviews"] == len(rows) > evidence["n_eff"] > 10
+    assert evidence["reviewers"] == rows["reviewers"].explode().nunique() and evidence["largest_reviewer_share"] == 1
     assert evidence["groups"] == rows["group"].nunique() >= MIN_GROUPS and 0 <= evidence["icc"] <= 1
     weight, correct = metrics.row_weights(rows["inclusion_probability"].to_numpy()), rows["correct"].to_numpy()
     heuristic = found["heuristic"]
@@ -391,17 +387,6 @@ def test_tune_threshold_without_guarantee_is_marked_in_all_files(
     assert artifacts.read_json(paths.EVALUATION)["threshold"] == stored
     text = (paths.REPORT / "report.md").read_text()
     assert "No guarantee can be made" in text and guarantee["message"] in text
-
-
-def test_tune_threshold_dominant_reviewer_gives_no_guarantee(bank: Params) -> None:
-    stored = artifacts.read_json(paths.THRESHOLD)
-    names = read_reviewed("validation")["reviewers"].explode()
-    assert not any(name in paths.THRESHOLD.read_text() for name in names)
-    share = stored["guarantee"]["evidence"]["largest_reviewer_share"]
-    tune_threshold.stage(change(bank, "threshold", max_reviewer_share=share / 2))
-    assert artifacts.read_json(paths.THRESHOLD)["guarantee"]["status"] == "none"
-    tune_threshold.stage(change(bank, "threshold", max_reviewer_share=1.0))
-    assert artifacts.read_json(paths.THRESHOLD) == stored
 
 
 def test_export_onnx_metadata_describes_inputs_and_guarantee(bank: Params) -> None:

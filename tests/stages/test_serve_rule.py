@@ -27,12 +27,9 @@ def make_aurocs(**values: float) -> dict[str, Estimate]:
     ("params", "aurocs", "name"),
     [
         (make_serve(), {"fusion_one_pass": 0.9}, "fusion_one_pass"),
-        (make_serve(), {"fusion_free": 0.805, "probe": 0.8}, "fusion_free"),
-        (make_serve(), {"fusion_free": 0.795, "probe": 0.8}, "probe"),
         (make_serve(max_forward_tokens=79), {"fusion_one_pass": 0.9, "probe": 0.8}, "probe"),
         (make_serve(max_forward_tokens=80), {"fusion_one_pass": 0.9, "probe": 0.8}, "fusion_one_pass"),
         (make_serve(current_scorer="probe"), {"fusion_one_pass": 0.8, "probe": 0.795}, "probe"),
-        (make_serve(current_scorer="min_log_prob"), {"fusion_one_pass": 0.8, "min_log_prob": 0.6}, "fusion_one_pass"),
         (make_serve(max_forward_tokens=None), {"fusion_one_pass": 0.9}, "fusion_one_pass"),
         (make_serve(current_scorer="fusion_one_pass"), dict.fromkeys(COSTS, float("nan")), "fusion_one_pass"),
         (make_serve(scorer="min_log_prob", max_forward_tokens=1), {"probe": 0.9}, "min_log_prob"),

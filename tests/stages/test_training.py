@@ -1,7 +1,6 @@
 """What the stages that read features and train leave: fits that nothing leaked into, by the right labels."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -16,10 +15,12 @@ from abstain.core.errors import AbstainError
 from abstain.core.labels import Labels
 from abstain.data.store.dataset import DataStore
 from abstain.data.store.state_table import StateTable
+from abstain.learning.estimators.cross_validation import fit_probe
 from abstain.learning.estimators.fusion import Fusion, fit_fusion
 from abstain.learning.estimators.parity import MAX_PARITY
 from abstain.learning.estimators.probe_registry import load_probe
 from abstain.learning.estimators.regressors.onnx_regressor import OnnxRegressor
+from abstain.learning.estimators.training_rows import make_training_rows
 from abstain.learning.metrics.weighted_metrics import auroc, row_weights
 from abstain.llm.features.extraction import FeatureSource
 from abstain.llm.features.shard_job import JobStats, LocalRunner
@@ -27,6 +28,7 @@ from abstain.llm.signals.base import FeatureBatch, Scorer
 from abstain.llm.signals.compute_features import collect_feature_requests, estimate_forward_tokens, read_features
 from abstain.llm.signals.counterfactuals import COUNTERFACTUALS
 from abstain.llm.signals.feature_plan import list_candidate_sites
+from abstain.llm.signals.out_of_fold import fit_scorer
 from abstain.llm.signals.registry import build_scorers
 from abstain.stages import choose_site
 from abstain.stages.features import __main__ as features
@@ -39,7 +41,7 @@ from abstain.stages.tune_threshold import __main__ as tune_threshold
 from tests.factories import bytes_of
 from tests.stages.builders import NEW_VERSION, ONE_CHUNK_TOO_MANY
 from tests.stages.conftest import Finished, change, read_reviewed, run_stages, use_home, write_labels
-from tests.tolerance import assert_near, tolerance
+from tests.tolerance import assert_near
 
 pytestmark = pytest.mark.slow
 
@@ -82,29 +84,13 @@ def test_tune_threshold_uses_validation_labels_only(bank: Params, splits: list[s
     assert [file.read_bytes() == old for file, old in zip(TUNED, before, strict=True)] == [same, same]
 
 
-def test_train_probe_out_of_fold_ignores_own_labels(bank: Params) -> None:
-    """One right and one wrong answer of a group exchange labels, so that folds stay as they were; probes go one epoch,
-    so that how far they go is the same."""
-    short = change(bank, "probe", architectures=("lstm",), max_epochs=1)
-    train_probe.stage(short)
-    frame, before, probe = artifacts.read_dataset_frame(), read_out_of_fold()["lstm"], paths.PROBE.read_bytes()
-    readable, _ = load_labelled_states()
-    assert before.index.tolist() == readable.loc[readable["split"] == "train", "interaction_id"].tolist()
-    learnt = frame[frame["interaction_id"].isin(before.index) & (frame["source"] == "review")]
-    of_both_kinds = learnt.groupby("group")["correct"].nunique() == 2
-    group = of_both_kinds.index[of_both_kinds][0]
-    for right in (0, 1):
-        at = learnt.index[(learnt["group"] == group) & (learnt["correct"] == right)][0]
-        frame.loc[at, "correct"] = 1 - right
-    frame.to_parquet(paths.DATASET, index=False)
-    train_probe.stage(short)
-    after = read_out_of_fold()["lstm"]
-    own = frame.loc[(frame["group"] == group) & frame["interaction_id"].isin(before.index), "interaction_id"]
-    assert len(own) > 2
-    near = np.isclose(after, before, rtol=tolerance(np.float32), atol=tolerance(np.float32))
-    assert near[after.index.isin(own)].all()
-    # Of three folds, the probes of two have learnt from this group; and so has the one that is exported.
-    assert 0.5 < (~near).mean() < 0.8 and paths.PROBE.read_bytes() != probe
+def test_train_probe_fits_readable_training_rows_by_group(bank: Params) -> None:
+    frame, states = load_labelled_states()
+    train = frame[frame["split"] == "train"]
+    rows = make_training_rows(train, states.subset)
+    expected = fit_probe("linear", rows, train["group"].to_numpy(), bank.probe).out_of_fold
+    assert read_out_of_fold().index.tolist() == train["interaction_id"].tolist()
+    assert_near(read_out_of_fold()["linear"], expected, np.float32)
 
 
 def test_train_probe_exports_best_by_reviewed_answers(finished: Finished, bank: Params) -> None:
@@ -276,21 +262,15 @@ def test_features_training_signals_are_out_of_fold(bank: Params) -> None:
     train, labels = read_training()
     folds = labels.assign_folds(bank.probe.folds, bank.probe.seed)
     assert set(folds) == {0, 1, 2}
-    ids = np.array([one.interaction_id for one in train.interactions])
-    asked = artifacts.read_signals("asked")
+    asked = artifacts.read_signals("asked").loc[[one.interaction_id for one in train.interactions]]
     for scorer in build_scorers(bank, load_settings()).scorers:
-        if scorer.name in FIXED:
-            continue
-        for fold in range(3):
-            held_out, others = (np.flatnonzero(rows) for rows in (folds == fold, folds != fold))
-            copy = scorer.fit(train.take(others.tolist()), labels.subset(folds != fold))
-            expected = copy.score(train.take(held_out.tolist()))
-            assert_near(asked.loc[ids[held_out], scorer.name], expected, np.float32)
-            seen = scorer.fit(train, labels).score(train.take(held_out.tolist()))
-            assert not np.allclose(expected, seen, equal_nan=True)
+        if scorer.name not in FIXED:
+            fitted = fit_scorer(scorer, train, labels, folds)
+            assert_near(asked[scorer.name], fitted.out_of_fold, np.float32)
+            assert not np.allclose(fitted.out_of_fold, fitted.scorer.score(train), equal_nan=True)
 
 
-def test_features_new_version_answers_are_scored(finished: Finished, bank: Params) -> None:
+def test_features_new_version_answers_are_scored(bank: Params) -> None:
     asked = artifacts.read_signals("asked")["writer"]
     without = {one.interaction_id for one in read_labelled() if not one.writer_scores}
     assert set(asked.index[asked.isna()]) == without and len(without) < len(asked) / 4
@@ -319,7 +299,7 @@ def test_features_states_are_of_the_served_site(bank: Params) -> None:
         assert torch.equal(table[at], states.float())
 
 
-def test_features_summary_lists_unreadable_and_shortened(finished: Finished, bank: Params) -> None:
+def test_features_summary_lists_unreadable_and_shortened(bank: Params) -> None:
     summary = artifacts.read_json(paths.FEATURES_SUMMARY)
     frame = artifacts.read_dataset_frame().set_index("interaction_id")
     assert summary["rows"] == len(frame) - len(summary["unreadable"])
@@ -348,16 +328,15 @@ def test_features_summary_has_forward_tokens(bank: Params) -> None:
     assert costs["fusion_two_passes"] > costs["context_gain"]
 
 
-def test_features_too_few_groups_raise_before_any_pass(bank: Params, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_labels("split == 'train'", group="one")
+def test_features_unusable_input_raises_before_any_pass(bank: Params, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(features, "compute_missing", None)
+    with pytest.raises(AbstainError, match=r"^llm.layer: auto"):
+        features.stage(change(bank, "llm", layer="auto"))
+    refused = list(artifacts.read_json(paths.FEATURES_SUMMARY)["unreadable"])
+    write_labels("split == 'train'", group="one")
     with pytest.raises(AbstainError, match="groups that it has not seen"):
         features.stage(bank)
-
-
-def test_features_nothing_readable_raises(bank: Params, tmp_path: Path) -> None:
     frame = artifacts.read_dataset_frame()
-    refused = list(artifacts.read_json(paths.FEATURES_SUMMARY)["unreadable"])
     frame[frame["interaction_id"].isin(refused)].to_parquet(paths.DATASET, index=False)
     with pytest.raises(AbstainError, match="^no answer fits"):
         features.stage(bank)
@@ -368,11 +347,6 @@ def test_list_candidate_sites_spans_middle_layers(depth: int, layers: list[int])
     assert [(at.layer, at.site) for at in list_candidate_sites(depth)] == [
         (layer, site) for layer in layers for site in ("residual", "mlp")
     ]
-
-
-def test_features_layer_auto_raises(bank: Params) -> None:
-    with pytest.raises(AbstainError, match=r"^llm.layer: auto"):
-        features.stage(change(bank, "llm", layer="auto"))
 
 
 def take_groups(step: int) -> None:

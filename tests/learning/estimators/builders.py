@@ -1,7 +1,7 @@
 """Probes and rows to try them on, and an ONNX file with a probe's inputs and outputs that exports in no time."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -88,11 +88,14 @@ def weights(probe: Probe) -> Tensor:
     return torch.cat([tensor.flatten() for tensor in probe.state_dict().values()])
 
 
-def write_mean_probe(file: Path, width: int, metadata: dict[str, str]) -> Path:
-    """`confidence` = sigmoid(mean over time and width of `states`)."""
-    inputs = [helper.make_tensor_value_info("states", TensorProto.FLOAT, ["tokens", width])]
+def write_mean_probe(
+    file: Path, width: int, metadata: dict[str, str], shapes: Mapping[str, Sequence[str | int]] | None = None
+) -> Path:
+    """`confidence` = sigmoid(mean over time and width of `states`), or of the first input of other `shapes`."""
+    shapes = shapes or {"states": ["tokens", width]}
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items()]
     nodes = [
-        helper.make_node("ReduceMean", ["states"], ["mean"]),
+        helper.make_node("ReduceMean", [inputs[0].name], ["mean"]),
         helper.make_node("Sigmoid", ["mean"], ["confidence"]),
     ]
     outputs = [helper.make_tensor_value_info("confidence", TensorProto.FLOAT, [1, 1])]

@@ -9,7 +9,6 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper
 
 from abstain.config.params import Architecture
 from abstain.core.errors import AbstainError
@@ -154,11 +153,6 @@ def test_onnx_probe_unreadable_file_raises(light: Path, content: Any) -> None:
 )
 def test_onnx_probe_other_inputs_raise(tmp_path: Path, inputs: dict[str, list[str | int]], shapes: str) -> None:
     """A probe of an earlier version, which read padded batches, and other models."""
-    named = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()]
-    node = helper.make_node("ReduceMean", [next(iter(inputs))], ["confidence"], keepdims=0)
-    output = helper.make_tensor_value_info("confidence", TensorProto.FLOAT, [])
-    graph = helper.make_graph([node], "other", named, [output])
-    file = tmp_path / "other.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), file)
+    file = write_mean_probe(tmp_path / "other.onnx", D, {}, inputs)
     with pytest.raises(AbstainError, match=rf"other\.onnx.* {re.escape(shapes)}"):
         OnnxProbe(file)

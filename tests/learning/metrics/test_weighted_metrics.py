@@ -105,6 +105,13 @@ def test_metrics_weight_equals_repeated_rows(rows: list[tuple[int, float, int]])
         repeated = pytest.approx(metric(np.repeat(correct, times), np.repeat(confidence, times)), nan_ok=True)
         assert metric(correct, confidence, times.astype(float)) == repeated, name
         assert metric(correct, confidence, times / 7) == repeated, name  # the scale says nothing
+    expected = ours.reliability(np.repeat(correct, times), np.repeat(confidence, times))
+    for part, other in zip(ours.reliability(correct, confidence, times.astype(float)), expected, strict=True):
+        assert {**part, "rows": 0} == pytest.approx({**other, "rows": 0})
+    shown, risk = ours.risk_coverage(correct, confidence, times.astype(float))
+    assert (np.diff(shown, prepend=0) * risk).sum() == pytest.approx(ours.aurc(correct, confidence, times))
+    weights = np.stack([times, times[::-1]])
+    assert ours.weighted_mean(correct, weights) == pytest.approx([np.average(correct, weights=row) for row in weights])
 
 
 @pytest.mark.heavy
@@ -238,19 +245,6 @@ def test_row_weights_and_effective_sample_size_match_definition() -> None:
     assert ours.effective_sample_size(np.full(20, 0.3)) == 20  # 20.000000000000004 would be another figure than 20
     assert ours.effective_sample_size(np.array([3.0, 1.0])) == pytest.approx(16 / 10)
     assert ours.effective_sample_size(np.array([])) == 0
-
-
-def test_curves_count_a_row_as_often_as_it_weighs() -> None:
-    generator = np.random.default_rng(0)
-    correct, confidence = generator.integers(0, 2, 60), generator.integers(0, 11, 60) / 10
-    times = generator.integers(1, 4, (2, 60))
-    bins = ours.reliability(correct, confidence, times[0].astype(float), n_bins=4)
-    expected = ours.reliability(*(np.repeat(column, times[0]) for column in (correct, confidence)), n_bins=4)
-    for part, other in zip(bins, expected, strict=True):
-        assert {**part, "rows": 0} == pytest.approx({**other, "rows": 0})
-    shown, risk = ours.risk_coverage(correct, confidence, times[0].astype(float))
-    assert (np.diff(shown, prepend=0) * risk).sum() == pytest.approx(ours.aurc(correct, confidence, times[0]))
-    assert ours.weighted_mean(correct, times) == pytest.approx([np.average(correct, weights=row) for row in times])
 
 
 def test_error_recall_vs_best_is_relative_to_number_of_errors() -> None:

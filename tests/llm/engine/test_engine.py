@@ -145,14 +145,6 @@ def test_engine_mlp_site_is_the_feed_forward_output(family: str) -> None:
     assert max_difference(states_of(loaded, tiny_passes(), layers), expected) > 100 * TOLERANCE
 
 
-def test_engine_reads_other_segments() -> None:
-    encoded = encode_prompt(LLAMA.tokenizer, tiny_pass())
-    request = Request(tiny_pass(), HiddenStates(2, segments=("question", "turn")), "a")
-    ((_, states),) = Engine(LLAMA, 4096).run({"a": request})
-    expected = plain_forward(LLAMA, encoded.ids)[1][2][slice(*encoded.span("question", "turn"))]
-    torch.testing.assert_close(states, expected, atol=TOLERANCE, rtol=0)
-
-
 @pytest.mark.parametrize(("layers", "site"), [((1, 3), "residual"), ((3, 2), "mlp"), ((LAYERS,), "residual")])
 @pytest.mark.parametrize("packed", [True, False])
 def test_engine_computes_nothing_above_the_deepest_layer(packed: bool, layers: tuple[int, ...], site: Site) -> None:
@@ -185,7 +177,7 @@ def test_engine_equal_or_longer_passes_share_tokens() -> None:
     requests = {
         "one": Request(pass_, HiddenStates(2), "one"),
         "same": Request(pass_, HiddenStates(2), "same"),
-        "earlier": Request(pass_, HiddenStates(2, segments=("question",)), "earlier"),
+        "earlier": Request(pass_, HiddenStates(2, segments=("question", "turn")), "earlier"),
         "longer": Request(longer, HiddenStates(2, segments=("check",)), "longer"),
     }
     engine = Engine(LLAMA, 10_000)
@@ -193,6 +185,9 @@ def test_engine_equal_or_longer_passes_share_tokens() -> None:
     assert engine.stats.forward_tokens == length(LLAMA, longer)
     assert torch.equal(found["one"], found["same"])
     assert len(found["longer"]) == len("Is that right?")
+    encoded = encode_prompt(LLAMA.tokenizer, pass_)
+    expected = plain_forward(LLAMA, encoded.ids)[1][2][slice(*encoded.span("question", "turn"))]
+    torch.testing.assert_close(found["earlier"], expected, atol=TOLERANCE, rtol=0)
 
 
 def test_engine_shallow_request_stays_shallow() -> None:
