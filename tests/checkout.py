@@ -34,5 +34,4 @@ def is_as_shipped() -> bool:
 
 @cache
 def shipped_params() -> Params:
-    """The parameters that are shipped."""
     return Params.model_validate(yaml.safe_load(SHIPPED["params.yaml"]))

@@ -1,8 +1,5 @@
 """A real PostgreSQL server for tests, from the wheel that holds its binaries; with the extension `vector`.
 
-    from tests.postgres import postgres  # in a conftest.py; the fixture is the URL of a session's server
-    with database(postgres) as url: ...  # an empty database of a test's own
-
 The server refuses to be root, so where a test is root the wheel starts it as a system user of its own, who must be able to
 reach the data: a folder of pytest's, which only its owner may enter, will not do.
 """

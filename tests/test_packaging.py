@@ -1,8 +1,4 @@
-"""What is installed and imported, and what is not.
-
-What runs needs no package of the development, and loads no library that costs seconds before it needs it.
-The lock files are of `pyproject.toml`.
-"""
+"""What is installed, locked and imported: no package of the development, and no slow library before it is needed."""
 
 import ast
 import json
@@ -159,7 +155,6 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_installed(project: Project, programs: Path, *arguments: str) -> str:
-    """What `abstain ARGUMENTS` of the installed wheel prints."""
     return project.run("env", "--unset=PYTHONPATH", f"PATH={programs}:/usr/bin:/bin", "abstain", *arguments)
 
 

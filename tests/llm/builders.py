@@ -112,7 +112,6 @@ def save_model(loaded: LoadedModel, folder: Path) -> Path:
 
 
 def save_tiny_model(folder: Path, seed: int = 0, **changes: Any) -> Path:
-    """Save a tiny Llama."""
     return save_model(tiny_model(seed=seed, **changes), folder)
 
 

@@ -24,6 +24,9 @@ GROUPS, OF_A_GROUP = 64, 5
 PRODUCTS = ("cards",) * 4 + ("loans",) * 3 + ("vault",)
 NEW_VERSION, OF_NEW_VERSION = "m@2", range(2)
 ONE_CHUNK_TOO_MANY = "q-013"
+SIGNALS = ["sequence_log_prob", "context_gain", "yes_score_fused", "verbalized", "writer", "length_only"]
+REGRESSORS = ["random_forest_label", "linear_label", "random_forest_cosine", "linear_cosine"]
+FUSIONS = ["fusion", "fusion_free", "fusion_one_pass", "fusion_two_passes"]
 SHORTENED: Mapping[str, Mapping[str, Any]] = {
     "split": {"seed": 11, "holdout_frozen_at": "2026-10-15T00:00:00Z"},
     "labels": {"refusals": ["PERHAPS "]},

@@ -21,6 +21,7 @@ from abstain.serving.predictor import Predictor
 from abstain.stages.shared import artifacts
 from abstain.stages.shared.states import load_labelled_states
 from tests.llm.signals.builders import save_encoder
+from tests.stages.builders import FUSIONS, REGRESSORS
 from tests.stages.conftest import Finished, change, enter_copy, run_stages
 
 pytestmark = pytest.mark.slow
@@ -62,7 +63,7 @@ def wide(wide_bank: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     "name",
     [
         *("probe", "sequence_log_prob", "context_gain", "writer", *ASKING, *OWN_MODELS, "linear_label"),
-        *("fusion_free", "fusion_one_pass", "fusion_two_passes", "fusion"),
+        *FUSIONS,
     ],
 )
 def test_exported_files_decide_as_evaluated(wide: Params, name: str) -> None:
@@ -120,8 +121,8 @@ def test_choose_scorer_serves_cheapest_of_the_best(wide: Params) -> None:
     assert rows["fusion_free"]["forward_tokens"] == rows["probe"]["forward_tokens"]
     assert rows.keys() == {
         *("probe", "writer", "sequence_log_prob", "context_gain", *ASKING, *OWN_MODELS),
-        *("fusion_free", "fusion_one_pass", "fusion_two_passes", "fusion"),
-        *("linear_label", "random_forest_label", "linear_cosine", "random_forest_cosine"),
+        *FUSIONS,
+        *REGRESSORS,
     }
     cheap_to_dear = ("probe", "fusion_one_pass", "fusion_two_passes", "linear_label", "fusion")
     tokens = [rows[name]["forward_tokens"] for name in cheap_to_dear]

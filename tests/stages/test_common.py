@@ -19,8 +19,6 @@ from abstain.stages.train_probe import __main__ as train_probe
 from tests.checkout import SHIPPED
 from tests.factories import NOW, PARAMS, accept_all, alone, row, verdict, write_lines
 
-D = 6
-
 
 @pytest.fixture
 def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -33,8 +31,8 @@ def write_inputs(lengths: list[int]) -> tuple[pd.DataFrame, list[Tensor]]:
     """A data set with states of `lengths`."""
     frame = pd.DataFrame({"interaction_id": [f"i-{i}" for i in range(len(lengths))], "split": "train"})
     frame.to_parquet(paths.DATASET, index=False)
-    states = list(torch.randn(sum(lengths), D).split(lengths))
-    write_table(paths.FEATURES, lengths, D, torch.float32, enumerate(states), "bank@abc")
+    states = list(torch.randn(sum(lengths), 6).split(lengths))
+    write_table(paths.FEATURES, lengths, 6, torch.float32, enumerate(states), "bank@abc")
     return frame, states
 
 

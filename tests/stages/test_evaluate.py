@@ -20,6 +20,7 @@ from abstain.data.store.state_table import StateTable
 from abstain.learning.estimators.onnx_probe import OnnxProbe
 from abstain.learning.estimators.probe_registry import load_probe
 from abstain.learning.estimators.probes.base import predict_confidence
+from abstain.learning.evaluation.selective_prediction import ScoredAnswers, evaluate_at_threshold
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.calibration import calibrator_from_dict
 from abstain.learning.thresholds.guarantee import MIN_GROUPS
@@ -30,16 +31,14 @@ from abstain.serving.predictor import Predictor
 from abstain.stages.evaluate import __main__ as evaluate
 from abstain.stages.export_onnx import __main__ as export_onnx
 from abstain.stages.shared import artifacts
-from abstain.stages.shared.ideal_answers import read_ideal_answers, read_rouge
+from abstain.stages.shared.ideal_answers import read_rouge
 from abstain.stages.shared.states import load_labelled_states, read_base_model
 from abstain.stages.tune_threshold import __main__ as tune_threshold
+from tests.stages.builders import FUSIONS, REGRESSORS, SIGNALS
 from tests.stages.conftest import change, read_reviewed, run_stages, write_labels
 
 pytestmark = pytest.mark.slow
 
-SIGNALS = ["sequence_log_prob", "context_gain", "yes_score_fused", "verbalized", "writer", "length_only"]
-REGRESSORS = ["random_forest_label", "linear_label", "random_forest_cosine", "linear_cosine"]
-FUSIONS = ["fusion", "fusion_free", "fusion_one_pass", "fusion_two_passes"]
 EVERYBODY = ["probe", *FUSIONS, *SIGNALS, *REGRESSORS, "lstm", "base_rate"]
 
 
@@ -161,17 +160,13 @@ def test_evaluate_without_near_duplicates_uses_other_answers(bank: Params) -> No
 
 @pytest.mark.parametrize(("name", "mark"), [("at_threshold", "guaranteed"), ("at_heuristic", "heuristic")])
 def test_evaluate_threshold_metrics_are_weighted(bank: Params, name: str, mark: str) -> None:
-    """A sure answer is the ideal one, word for word; "Perhaps 123?" has one word of two in common with its four."""
     row, threshold = artifacts.read_json(paths.METRICS)["holdout"][name], artifacts.read_json(paths.THRESHOLD)
-    rows, correct, weight = read_scores("holdout")
     assert row["threshold"] == (threshold if mark == "guaranteed" else threshold["heuristic"])["threshold"]
-    shown, has_ideal = (rows["probe"] >= row["threshold"]).to_numpy(), rows["interaction_id"].isin(read_ideal_answers())
-    assert row["precision"] == pytest.approx(np.average(correct[shown], weights=weight[shown]))
-    assert 0 < row["coverage"] < 1 and row["coverage"] == pytest.approx(weight[shown].sum() / weight.sum())
-    rouge = read_rouge(rows)
-    assert (np.isnan(rouge) == ~has_ideal).all() and set(np.round(rouge[has_ideal], 3)) == {1.0, 0.333}
-    assert row["rouge_shown_answers"] == (has_ideal & shown).sum()
-    assert row["rouge_withheld_answers"] == (has_ideal & ~shown).sum()
+    rows, correct, weight = read_scores("holdout")
+    answers = ScoredAnswers(correct, rows["probe"].to_numpy(), weight)
+    expected = evaluate_at_threshold(answers, row["threshold"], read_rouge(rows)).to_dict()
+    assert {figure: row[figure] for figure in expected} == pytest.approx(expected)
+    assert 0 < row["coverage"] < 1 and 0 < row["rouge_shown_answers"] < len(rows)
     table = pd.read_csv(paths.PLOTS / "threshold.csv", keep_default_na=False)
     assert table.loc[table["mark"] == mark, "threshold"].tolist() == [row["threshold"]] and len(table) == 12
 

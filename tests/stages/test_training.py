@@ -39,7 +39,7 @@ from abstain.stages.train_probe import __main__ as train_probe
 from abstain.stages.train_regressors import __main__ as train_regressors
 from abstain.stages.tune_threshold import __main__ as tune_threshold
 from tests.factories import bytes_of
-from tests.stages.builders import NEW_VERSION, ONE_CHUNK_TOO_MANY
+from tests.stages.builders import FUSIONS, NEW_VERSION, ONE_CHUNK_TOO_MANY, REGRESSORS, SIGNALS
 from tests.stages.conftest import Finished, change, read_reviewed, run_stages, use_home, write_labels
 from tests.tolerance import assert_near
 
@@ -49,7 +49,6 @@ FITTED = (
     *(paths.PROBE, paths.OUT_OF_FOLD, paths.FUSIONS, paths.FUSION_OUT_OF_FOLD, paths.TRAINING, paths.PROBE_CHOICE),
     *(paths.SIGNALS, paths.REGRESSOR_SCORES),
 )
-REGRESSORS = [f"{kind}_{target}" for target in ("label", "cosine") for kind in ("random_forest", "linear")]
 TUNED = (paths.THRESHOLD, paths.CALIBRATION)
 
 
@@ -212,10 +211,6 @@ def test_train_regressors_without_kinds_runs_no_model(bank: Params, monkeypatch:
     assert not artifacts.read_signals("asked").empty
 
 
-FIXED = ["sequence_log_prob", "context_gain", "yes_score_fused", "verbalized"]
-NAMES = [*FIXED, "writer", "length_only"]
-
-
 def read_labelled() -> list[Interaction]:
     return DataStore(paths.DATA).read_interactions(artifacts.read_dataset_frame()["interaction_id"])
 
@@ -240,13 +235,13 @@ def test_tables_have_rows_per_answer_and_variant(bank: Params) -> None:
         table = pd.read_parquet(file)
         found = {name: rows["interaction_id"].tolist() for name, rows in table.groupby("variant", sort=False)}
         assert found == ids | dict.fromkeys(COUNTERFACTUALS, holdout)
-    assert list(pd.read_parquet(paths.SIGNALS)) == ["interaction_id", "variant", *NAMES]
+    assert list(pd.read_parquet(paths.SIGNALS)) == ["interaction_id", "variant", *SIGNALS]
     assert all(artifacts.read_signals(variant)["writer"].isna().all() for variant in COUNTERFACTUALS)
 
 
 def test_features_signals_match_their_scorers(bank: Params) -> None:
     settings, scorers = load_settings(), fit_scorers(bank)
-    assert [scorer.name for scorer in scorers] == NAMES
+    assert [scorer.name for scorer in scorers] == SIGNALS
     frame = artifacts.read_dataset_frame()
     store, reviewed = DataStore(paths.DATA), read_reviewed("holdout")["interaction_id"]
     interactions = {"asked": store.read_interactions(frame.loc[frame["split"] != "train", "interaction_id"])}
@@ -264,7 +259,7 @@ def test_features_training_signals_are_out_of_fold(bank: Params) -> None:
     assert set(folds) == {0, 1, 2}
     asked = artifacts.read_signals("asked").loc[[one.interaction_id for one in train.interactions]]
     for scorer in build_scorers(bank, load_settings()).scorers:
-        if scorer.name not in FIXED:
+        if scorer.name in ("writer", "length_only"):
             fitted = fit_scorer(scorer, train, labels, folds)
             assert_near(asked[scorer.name], fitted.out_of_fold, np.float32)
             assert not np.allclose(fitted.out_of_fold, fitted.scorer.score(train), equal_nan=True)
@@ -315,15 +310,14 @@ def test_features_summary_lists_unreadable_and_shortened(bank: Params) -> None:
 
 def test_features_summary_has_forward_tokens(bank: Params) -> None:
     costs = artifacts.read_json(paths.FEATURES_SUMMARY)["forward_tokens"]
-    fusions = {"fusion_free", "fusion_one_pass", "fusion_two_passes", "fusion"}
-    assert costs.keys() == {*NAMES[:-1], "probe", "regressors", *fusions}
+    assert costs.keys() == {*SIGNALS[:-1], "probe", "regressors", *FUSIONS}
     settings, rows = load_settings(), read_labelled()
     for one in build_scorers(bank, settings).scorers[:-1]:
         assert costs[one.name] == estimate_forward_tokens(bank.llm, settings, rows, one.requires)
     assert costs["writer"] == 0
     assert costs["probe"] == costs["sequence_log_prob"] * 2 / 4, "layer 2 of 4"
-    assert costs["fusion"] < sum(costs[name] for name in NAMES[:-1]), "what they share is run once"
-    assert costs["fusion"] > max(costs[name] for name in NAMES[:-1])
+    assert costs["fusion"] < sum(costs[name] for name in SIGNALS[:-1]), "what they share is run once"
+    assert costs["fusion"] > max(costs[name] for name in SIGNALS[:-1])
     assert costs["fusion_one_pass"] == costs["yes_score_fused"], "the others read a part of that pass"
     assert costs["fusion_two_passes"] > costs["context_gain"]
 

@@ -34,7 +34,6 @@ META: dict[str, Any] = json.loads((generate.FOLDER / generate.META).read_text(en
 
 
 def fit_to_show(answered: list[AnsweredQuestion]) -> float:
-    """Return the share of `answered` that is fit to be shown."""
     return sum(one.review.fit_to_show for one in answered) / len(answered)
 
 

@@ -19,7 +19,7 @@ from abstain.learning.estimators.probes.base import Probe, predict_confidence, p
 from abstain.learning.estimators.probes.descent import probe_loss
 from abstain.learning.estimators.training_rows import TrainingRows
 from abstain.learning.metrics.weighted_metrics import auroc
-from tests.learning.estimators.builders import EVERY_KIND, PARAMS, D, Watched, make_groups, make_planted, weights
+from tests.learning.estimators.builders import EVERY_KIND, PARAMS, Watched, make_groups, make_planted, weights
 from tests.tolerance import assert_near
 
 every_kind = pytest.mark.parametrize("architecture", EVERY_KIND)
@@ -94,22 +94,8 @@ def test_fit_probe_lazy_states_give_same_probe(
 
 @pytest.mark.heavy
 @every_kind
-def test_fit_probe_out_of_fold_sees_no_own_group(architecture: Architecture) -> None:
-    """All answers of a group are right or all are wrong, and every state names its group: seen, that is everything."""
-    generator = torch.Generator().manual_seed(2)
-    names, group = torch.randn(24, D, generator=generator), torch.arange(120) % 24
-    states = [names[g] + 0.01 * torch.randn(2, D, generator=generator) for g in group]
-    train, long = TrainingRows(states, group % 2, torch.ones(120)), QUICK.model_copy(update={"max_epochs": 15})
-    *_, last = (step.probe for step in PROBES[architecture].probe_class.fit_path(train, long))
-    correct = train.correct.numpy()
-    assert auroc(correct, predict_confidence(last, train.states).numpy()) > 0.95
-    fitted = fit_probe(architecture, train, group.numpy().astype(str), QUICK)
-    assert auroc(correct, fitted.out_of_fold) < 0.75
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("architecture", ["lstm", "linear"])
 def test_fit_probe_selects_step_of_least_held_out_loss(architecture: Architecture) -> None:
+    """By hand: what a fold's probe has learnt is of other groups."""
     train, groups = make_planted(90, 1), make_groups(90)
     train.weight[::2] = 0.4
     fitted = fit_probe(architecture, train, groups, FEW)
@@ -117,6 +103,7 @@ def test_fit_probe_selects_step_of_least_held_out_loss(architecture: Architectur
     params = entry.apply_fixed_params(FEW)
     labels = Labels(train.correct.numpy(), train.weight.numpy(), groups)
     fold = torch.from_numpy(labels.assign_folds(params.folds, params.seed))
+    assert all(len(set(fold[groups == group].tolist())) == 1 for group in groups)
     logits = torch.empty(90, 2)
     for f in range(3):
         held_out = (fold == f).nonzero().flatten()

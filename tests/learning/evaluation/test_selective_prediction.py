@@ -2,11 +2,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from abstain.learning.evaluation.selective_prediction import (
-    ScoredAnswers,
-    build_threshold_table,
-    evaluate_at_threshold,
-)
+from abstain.learning.evaluation.selective_prediction import ScoredAnswers, build_threshold_table, evaluate_at_threshold
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import BootstrapConfig
 from tests.learning.evaluation.builders import make_grouped

@@ -141,7 +141,6 @@ def test_auroc_by_slice_measures_every_scorer() -> None:
     assert answers.scorers["silent"].auroc < answers.scorers["sure"].auroc
 
 
-FEW_RESAMPLES = BootstrapConfig(200, 1)
 FITTED: tuple[Method, ...] = ("temperature", "isotonic", "venn_abers")
 
 
@@ -173,7 +172,7 @@ def test_calibrate_scores_on_validation_lowers_ece() -> None:
 
 def test_compare_calibrators_fits_every_method_on_validation() -> None:
     validation, holdout = make_reviewed(800, 0), make_reviewed(800, 1)
-    by_method = {row.method: row for row in compare_calibrators(validation, holdout, "sure", ["sure"], FEW_RESAMPLES)}
+    by_method = {row.method: row for row in compare_calibrators(validation, holdout, "sure", ["sure"], RESAMPLES)}
     raw, weighted = holdout.get_raw_scores("sure"), partial(metrics.brier, holdout.correct, weight=holdout.weight)
     assert list(by_method) == ["none", *FITTED, "none, sure"]
     assert by_method["none"].brier == by_method["none, sure"].brier == pytest.approx(weighted(raw))
@@ -199,7 +198,7 @@ def test_reviewed_split_parts_keep_their_rows_and_weights() -> None:
 
 def test_evaluate_served_counts_shown_with_intervals() -> None:
     reviewed = make_reviewed(400, 2)
-    point = reviewed.evaluate_served("sure", 0.5, FEW_RESAMPLES)
+    point = reviewed.evaluate_served("sure", 0.5, RESAMPLES)
     shown = reviewed.get_raw_scores("sure") >= 0.5
     error_rate = metrics.weighted_mean(shown * (1 - reviewed.correct), reviewed.weight)
     assert point.precision == metrics.weighted_mean(reviewed.correct[shown], reviewed.weight[shown])
@@ -208,6 +207,6 @@ def test_evaluate_served_counts_shown_with_intervals() -> None:
     assert point.shown == shown.sum() > point.shown_n_eff > 0.8 * shown.sum()
     assert point.shown_groups == 15
     best = reviewed.get_raw_scores("sure")[reviewed.correct == 1].max()
-    point = reviewed.evaluate_served("sure", best, FEW_RESAMPLES)
+    point = reviewed.evaluate_served("sure", best, RESAMPLES)
     assert (point.shown, point.shown_n_eff, point.shown_groups) == (1, 1, 1)
     assert {point.precision_low, point.precision_high, point.error_rate_low, point.error_rate_high} == {None}

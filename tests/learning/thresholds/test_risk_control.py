@@ -9,13 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import beta, binom
 
 from abstain.core.errors import AbstainError
-from abstain.learning.thresholds.guarantee import (
-    MIN_GROUPS,
-    VOID_IF,
-    Guarantee,
-    TargetMetric,
-    can_check,
-)
+from abstain.learning.thresholds.guarantee import MIN_GROUPS, VOID_IF, Guarantee, TargetMetric, can_check
 from abstain.learning.thresholds.outcomes import ControlledThreshold, InfeasibleThreshold
 from abstain.learning.thresholds.reviews_needed import estimate_reviews_needed
 from abstain.learning.thresholds.risk_control import (

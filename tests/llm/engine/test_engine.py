@@ -319,19 +319,16 @@ def test_engine_mlp_site_missing_names_residual() -> None:
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """The largest norm of a difference over that of the token's own state.
-
-    A few tokens' norms are a hundred times those of the others, which would hide a wrong state of an ordinary token.
-    """
+    """The largest norm of a difference over that of the token's own state: a few tokens' are a hundred times others'."""
     return float(((found - expected).norm(dim=-1) / expected.norm(dim=-1)).max())
 
 
 @pytest.mark.slow
 def test_embedded_model_equals_a_plain_forward_in_any_batch(embedded: LoadedModel) -> None:
-    layers, passes = (1, 16, 30), tiny_passes()
+    layers, passes = (1, 16, 30), {key: tiny_passes()[key] for key in ("short", "long context", "unicode")}
     assert Engine(embedded, 2048).decoder.can_pack
     alone = {key: states_of(embedded, {key: pass_}, layers)[key] for key, pass_ in passes.items()}
-    together = states_of(embedded, dict(reversed(passes.items())), layers, tokens=30)
+    together = states_of(embedded, dict(reversed(passes.items())), layers, tokens=60)
     exact = tolerance(torch.float32)  # 1.4e-6 measured: another order of sums
     for key, pass_ in passes.items():
         assert relative_error(together[key], alone[key]) <= exact

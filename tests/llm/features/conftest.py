@@ -1,4 +1,4 @@
-"""A server of the S3 API, as a team would have it, on a port of this host."""
+"""The address of a server of the S3 API, as a team would have it, on a port of this host."""
 
 import uuid
 from collections.abc import Iterator
@@ -8,7 +8,6 @@ import pytest
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
-    """Its address."""
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)

@@ -63,11 +63,13 @@ def shard(root: Path) -> Path:
     return found
 
 
-@pytest.fixture(params=["folder", "file://", "memory://"])
+@pytest.fixture(params=["folder", "file://", "memory://", pytest.param("s3://", marks=pytest.mark.slow)])
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "memory://":
         yield f"memory://{uuid.uuid4().hex}"
         fsspec.filesystem("memory").store.clear()
+    elif request.param == "s3://":
+        yield request.getfixturevalue("s3")
     else:
         yield str(tmp_path) if request.param == "folder" else f"file://{tmp_path}"
 

@@ -1,6 +1,5 @@
 import hashlib
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from abstain.llm.engine.requests import (
     Generate,
     HiddenStates,
     NextTokenProbs,
-    Operation,
     Perturb,
     Request,
 )
@@ -63,11 +61,6 @@ def states_of(source: FeatureSource, rows: list[Interaction]) -> list[Tensor]:
 
 def is_equal(one: list[Tensor], other: list[Tensor]) -> bool:
     return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
-
-
-def make_requests(source: FeatureSource, rows: Sequence[Interaction], *operations: Operation) -> list[Request]:
-    prepared = [p.request for p in map(source.prepare, rows) if isinstance(p, PreparedRequest)]
-    return [replace(request, operation=operation) for request in prepared for operation in operations]
 
 
 def digest_context(number: int, times: int = 1) -> tuple[Context, ...]:
@@ -123,15 +116,6 @@ def test_count_missing_tokens_samples_many_shards(source: FeatureSource, monkeyp
     monkeypatch.setattr(feature_store, "count_tokens", count)
     assert source.store.count_missing_tokens(requests) == pytest.approx(whole, rel=0.1)
     assert count.call_count <= 5
-
-
-def test_compute_missing_key_is_the_text_not_the_id(source: FeatureSource, engine: Engine) -> None:
-    one, two = states_of(source, [ROWS[3], numbered(3, interaction_id="another id")])
-    assert torch.equal(one, two)
-    assert engine.stats.prompts == 1
-    answers = ("Yes.", "No, never.")
-    yes, no = states_of(source, [numbered(1, answer=answer, interaction_id="same") for answer in answers])
-    assert (len(yes), len(no)) == (len("Yes.") + 1, len("No, never.") + 1)
 
 
 @pytest.mark.parametrize(
@@ -230,19 +214,9 @@ def test_chunk_nll_is_computed_once_per_chunk(source: FeatureSource, engine: Eng
     torch.testing.assert_close(again[3], expected, equal_nan=True, atol=1e-4, rtol=0)
 
 
-def test_compute_missing_operations_share_the_tokens_of_a_pass(source: FeatureSource) -> None:
-    requests = make_requests(source, ROWS, HiddenStates(1), HiddenStates(3), NLL(("answer",)))
-    cost = source.store.compute_missing(requests)
-    assert cost.rows == 3 * len(ROWS)
-    assert 0 < cost.forward_tokens <= cost.pass_tokens / 3
-    assert len(list(Path(source.settings.features).glob("*/*.safetensors"))) == 3
-    found = dict(source.store.read(requests))
-    assert [len(found[at]) for at in range(3)] == [len(found[0]), len(found[0]), len(found[0]) - 1]
-    assert found[0].dtype == torch.float32 and found[2].shape[1] == 2
-
-
 def test_iter_shards_keeps_passes_and_chunks_in_one_shard(source: FeatureSource) -> None:
-    requests = make_requests(source, [numbered(n) for n in range(100)], *(HiddenStates(layer) for layer in (1, 2, 3)))
+    answers = filter(None, source.build_requests([numbered(n) for n in range(100)]))
+    requests = [replace(request, operation=HiddenStates(layer)) for request in answers for layer in (1, 2, 3)]
     works = list(source.store.iter_shards(requests))
     assert sum(len(work.requests) for work in works) == 300
     passes = [{request.prompt for request in work.requests} for work in works]

@@ -29,12 +29,9 @@ from abstain.llm.perturbation.masked import STRIDE
 from abstain.llm.perturbation.text import PerturbationStep, TokenTexts, apply_steps, to_steps
 from tests.llm.builders import tiny_model
 from tests.llm.signals.builders import SIZES, word_tokenizer
+from tests.llm.signals.builders import TEXTS as SENTENCES
 
-TEXTS = (
-    "The annual fee of the gold card is 5 euros.",
-    "A lost card is blocked at once: call the hotline, day or night.",
-    "Die Gebühr beträgt 5 €, naïveté 免费 🙂 café\u0301.",
-)
+TEXTS = (*SENTENCES, "Die Gebühr beträgt 5 €, naïveté 免费 🙂 café\u0301.")
 LONG = " ".join(TEXTS[:2])
 MANY = {"a": TEXTS[0], "b": LONG, "c": TEXTS[2], "d": "card", "e": TEXTS[1] * 2}
 HOW = list(itertools.product(("entropy", "random"), ("single_shot", "iterative")))

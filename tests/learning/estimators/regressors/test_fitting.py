@@ -78,21 +78,6 @@ def test_fit_regressor_learns_planted_signal(kind: RegressorKind) -> None:
     assert compute_r2(score, fitted.regressor.predict(features)) > compute_r2(score, fitted.out_of_fold)
 
 
-@pytest.mark.heavy
-@every_kind
-def test_fit_regressor_out_of_fold_sees_no_own_group(kind: RegressorKind) -> None:
-    """Every feature names the group, whose score is all its own: seen, that is everything."""
-    generator = np.random.default_rng(0)
-    names, levels, group = generator.normal(size=(20, 24)), generator.uniform(size=20), np.arange(200) % 20
-    values, score = names[group] + 0.01 * generator.normal(size=(200, 24)), levels[group]
-    features, entry = pd.DataFrame(values).add_prefix("n"), REGRESSOR_ALGORITHMS[kind]
-    fitted = fit_regressor(kind, "cosine", features, score, np.ones(200), group.astype(str), PARAMS)
-    train = RegressorTrainingSet(to_matrix(features, list(features)), score, np.ones(200))
-    seen = entry.fit(train, entry.list_steps(PARAMS)[-1], PARAMS).predict(train.features)
-    assert compute_r2(score, seen) > 0.4
-    assert compute_r2(score, fitted.out_of_fold) < 0.2
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9), st.booleans()), min_size=1, max_size=40), st.integers(2, 6))
 def test_assign_folds_keeps_groups_whole(rows: list[tuple[int, bool]], folds: int) -> None:
@@ -136,9 +121,9 @@ def test_fit_regressor_ignores_uncounted_rows(kind: RegressorKind) -> None:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize("kind", ["gradient_boosting", "linear"])
+@every_kind
 def test_fit_regressor_selects_step_of_least_loss(kind: RegressorKind) -> None:
-    """By hand: the paths of the folds, and the regressor of all rows at the step that was kept."""
+    """By hand: the paths of the folds, each of groups not seen, and the regressor of all rows at the step kept."""
     features, score, groups = make_planted(100, 3, strength=0.3)
     weight = np.where(np.arange(100) % 2, 1.0, 0.2)
     fitted = fit_regressor(kind, "cosine", features, score, weight, groups, PARAMS)
@@ -151,7 +136,7 @@ def test_fit_regressor_selects_step_of_least_loss(kind: RegressorKind) -> None:
         paths[:, ~seen] = entry.predict_path(train, values[~seen], PARAMS).clip(0, 1)
     best = int((weight * (paths - score) ** 2).sum(axis=1).argmin())
     step = entry.list_steps(PARAMS)[best]
-    assert best > 0 and fitted.regressor.metadata["step"] == step
+    assert (best > 0) == (len(paths) > 1) and fitted.regressor.metadata["step"] == step
     assert_near(fitted.out_of_fold, paths[best], np.float32)
     whole = entry.fit(RegressorTrainingSet(values, score, weight), step, PARAMS).predict(values).clip(0, 1)
     assert np.abs(fitted.regressor.predict(features) - whole).max() == pytest.approx(fitted.parity, abs=1e-6)
@@ -381,8 +366,6 @@ def test_onnx_regressor_predict_is_batch_invariant(kind: RegressorKind) -> None:
     shuffled = features[features.columns[::-1]].assign(unheard_of="text")
     assert_near(regressor.predict(shuffled), together, np.float32)
     assert regressor.predict(features[:0]).shape == (0,)
-    with pytest.raises(AbstainError, match="have 0 columns 'nll_3', and a regressor needs one: compute them anew"):
-        regressor.predict(features.drop(columns="nll_3"))
     extrapolated = np.concatenate([regressor.predict(features * scale) for scale in (1e4, -1e4)])
     assert extrapolated.min() >= 0 and extrapolated.max() <= 1
     assert kind != "linear" or {0.0, 1.0} <= set(extrapolated)
