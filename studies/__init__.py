@@ -1,5 +1,5 @@
-"""A declared experiment (studies/*.yaml): the tables of Zhang et al. on questions about paragraphs, a grid of cells.
+"""Studies: the tables of papers, reproduced on their data or on a project's reviewed answers.
 
-A cell is one base model under one perturbation: answers, features, regressors, metrics. The results of models are in
-the feature cache, so a cell that was cut off continues where it stopped, and two cells share what they have in common.
+`studies/NAME.yaml` declares a study, and its `kind` names the package here that computes it (`study.py`). Results of
+models are in the feature cache, and finished parts are kept, so a study that was cut off continues where it stopped.
 """

@@ -1,4 +1,4 @@
-"""`python -m studies.run NAME --data FOLDER`: reproduce the tables of a paper, as declared in `studies/NAME.yaml`.
+"""`python -m studies.run NAME|all --data FOLDER | --project FOLDER`: tables of papers, on their data or a project's.
 
 Prefect and torch are imported by the command: `--help` is instant.
 """
@@ -6,7 +6,7 @@ Prefect and torch are imported by the command: `--help` is instant.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -19,13 +19,14 @@ from abstain_cli.entry import prepare_run, run_app
 from abstain_cli.terminal import console
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
-FOLDER = Path(__file__).parent
+FOLDER, ALL = Path(__file__).parent, "all"
 
 
 @app.command()
 def run_study(
-    name: Annotated[str, typer.Argument(help="a study of studies/, such as nll_perturbation, or a .yaml file")],
-    data: Annotated[Path, typer.Option(help="the folder of the files that the study names")],
+    name: Annotated[str, typer.Argument(help="a study of studies/, such as nll_perturbation, or a .yaml file; or all")],
+    data: Annotated[Path | None, typer.Option(help="the folder of the files that the study names")] = None,
+    project: Annotated[Path | None, typer.Option(help="a project's folder, whose reviewed answers are used")] = None,
     table: Annotated[list[str] | None, typer.Option("--table", help="only this table; repeatable")] = None,
     size: Annotated[
         list[str] | None,
@@ -33,26 +34,50 @@ def run_study(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="folder of the report; default: in ABSTAIN_HOME/studies")] = None,
 ) -> None:
-    """Reproduce the tables of a paper, cell by cell; an interrupted run continues where it was."""
-    from abstain_tasks.server import server_for_run
-    from studies.declared import load_experiment
-    from studies.results import check_rows, file_digests
-
-    file = Path(name) if name.endswith(".yaml") else FOLDER / f"{name}.yaml"
+    """Reproduce the tables of a paper, part by part; an interrupted run continues where it was."""
+    if (data is None) == (project is None):
+        raise AbstainError(Code.USAGE, "give --data or --project: the folder of the paper's data, or that of a project")
+    if name == ALL and (table or size):
+        raise AbstainError(Code.USAGE, f"--table and --size are those of a study: leave them out with {ALL}")
     sizes = dict(map(_size, size or ()))
-    config = load_experiment(file).resize(sizes)
-    cells = len(config.list_cells(table or ()))
-    # Errors of the files are reported once, before a server starts.
-    file_digests(config, data)
-    check_rows(config, data, table or ())
-    if out:
-        _make(out)
-    with server_for_run():
-        from studies.flow import study as flow
+    data, project, out = (path and path.resolve() for path in (data, project, out))
+    file = Path(name).resolve() if name.endswith(".yaml") else FOLDER / f"{name}.yaml"
+    with _enter(project):
+        from abstain_tasks.server import server_for_run
+        from studies.study import StudySource, load_study
 
-    with _progress(cells):
-        result = flow(str(file), str(data), table or (), sizes, str(out) if out else None)
-    console.print(f"{result.cells} cells, {result.computed} of them computed now: {result.report}", soft_wrap=True)
+        source, parts = StudySource(data, project), None
+        if name != ALL:  # errors of one study are reported once, before a server starts
+            parts = len(load_study(file, source, sizes).list_parts(table or ()))
+        if out:
+            _make(out)
+        with server_for_run():
+            from studies.flow import all_studies, study
+        with _progress(parts):
+            if name == ALL:
+                files = sorted(map(str, FOLDER.glob("*.yaml")))
+                message = f"{len(files)} studies: {all_studies(files, source, str(out) if out else None)}"
+            else:
+                result = study(str(file), source, table or (), sizes, str(out) if out else None)
+                message = f"{result.parts} parts, {result.computed} of them computed now: {result.report}"
+    console.print(message, soft_wrap=True)
+
+
+@contextmanager
+def _enter(project: Path | None) -> Iterator[None]:
+    """Run the block in the workspace of `project`, which has its data, and with its home; by default in this folder."""
+    if project is None:
+        prepare_run()
+        yield
+        return
+    from abstain_tasks.runs.workspace import open_workspace
+
+    if not project.is_dir():
+        raise AbstainError(Code.NOT_READABLE, f"--project {project} is no folder")
+    with chdir(project):
+        prepare_run()
+        with open_workspace() as workspace, chdir(workspace.path):
+            yield
 
 
 def _make(folder: Path) -> None:
@@ -71,29 +96,29 @@ def _size(text: str) -> tuple[str, tuple[int, int]]:
 
 
 @contextmanager
-def _progress(cells: int) -> Iterator[None]:
-    """Show a line for each finished cell, and bars of cells and of a cell's answers; lines without a terminal."""
+def _progress(parts: int | None) -> Iterator[None]:
+    """Show a line for each finished part, and bars of `parts` and of a part's answers; lines without a terminal."""
     from abstain_tasks.runs.progress import register_observer
     from abstain_tasks.training.pipeline import PROGRESS
 
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
-        all_cells, answers = bars.add_task("cells", total=cells), bars.add_task("answers", total=None)
+        all_parts, answers = bars.add_task("parts", total=parts), bars.add_task("answers", total=None)
         done = 0
 
-        def observer(cell: str, message: str) -> None:
+        def observer(part: str, message: str) -> None:
             nonlocal done
             if match := PROGRESS.fullmatch(message):
                 bars.update(answers, completed=int(match["done"]), total=int(match["total"]))
                 if not console.is_terminal:
-                    console.print(f"{cell}: {message}", soft_wrap=True)
+                    console.print(f"{part}: {message}", soft_wrap=True)
                 return
             done += 1
-            bars.update(all_cells, completed=done)
-            console.print(f"{done} of {cells}: {cell}: {message}", soft_wrap=True)
+            bars.update(all_parts, completed=done)
+            console.print(f"{done}{f' of {parts}' if parts else ''}: {part}: {message}", soft_wrap=True)
 
         with register_observer(observer):
             yield
 
 
 if __name__ == "__main__":
-    run_app(app, "python -m studies.run", prepare_run)
+    run_app(app, "python -m studies.run", lambda: None)  # the environment depends on --project

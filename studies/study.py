@@ -1,16 +1,26 @@
 """What a study is: parts that are computed one by one and kept, and a report of them.
 
-A study's file, `studies/NAME.yaml`, names in `kind` the package of `studies/` that reads it.
+A study's file, `studies/NAME.yaml`, names in `kind` the package of `studies/` that reads it. Its `load_study` has the
+arguments of the one here, and then the settings of this machine and the runner of the models.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
+from abstain.config.settings import load_settings
+from abstain.config.yaml_model import read_yaml
+from abstain.core.codes import Code
+from abstain.core.errors import AbstainError
 from abstain.llm.features.feature_store import OnProgress
+from abstain_tasks.training.fan_out import make_runner
+
+FOLDER = Path(__file__).parent
+REMEDY = "studies are in studies/"
 
 
 @dataclass(frozen=True)
@@ -74,3 +84,27 @@ class Study(Protocol):
 
     def make_report(self, tables: Sequence[str], outcomes: Mapping[str, Outcome]) -> StudyReport:
         """Return the report of `tables`, by default all; `outcomes` are by title of the part."""
+
+
+def load_study(file: Path, source: StudySource, sizes: Mapping[str, tuple[int, int]]) -> Study:
+    """Read the study of `file`, by the package that its `kind` names.
+
+    Args:
+        file: The study's file.
+        source: Its answers.
+        sizes: Other sizes than the file's, (train, evaluation) by name.
+
+    Returns:
+        The study.
+
+    Raises:
+        AbstainError: the file or a size is invalid.
+    """
+    content = read_yaml(file, REMEDY)
+    kind = content.get("kind") if isinstance(content, dict) else None
+    kinds = sorted(path.parent.name for path in FOLDER.glob("*/__init__.py"))
+    if kind not in kinds:
+        raise AbstainError(Code.BAD_SETTING, f"{file}: kind: no kind of study '{kind}': there are {', '.join(kinds)}")
+    settings = load_settings()
+    loaded: Study = import_module(f"studies.{kind}").load_study(file, source, sizes, settings, make_runner(settings))
+    return loaded

@@ -37,7 +37,7 @@ NO_VERB = re.compile(rf"_*(?!({VERBS})$)([a-z]+ed|{IRREGULAR})|_*of(_\w+)?|\w+_o
 """Functions are no lone participles, and do not begin or end with `of`."""
 PRODUCT = ("src/", "tasks/", "flows/", "benchmarks/", "studies/")
 TEST_NAME_LENGTH = 60
-FIELDS_OF_RECORDS = {"studies/declared.py: at"}
+FIELDS_OF_RECORDS = {"studies/nll_perturbation/declared.py: at"}
 """Fields whose names stand in files that are written: the configuration of an experiment."""
 ABSOLUTE = r"(?<![\w.~$}])/(home|work|root|tmp)/"
 

@@ -8,14 +8,15 @@ from typing import Any
 import yaml
 
 from benchmarks.sample.handbook import build_handbook
-from studies.declared import Experiment, ExperimentCell
-from studies.tables import CellOutcome
+from studies.nll_perturbation.declared import Experiment, ExperimentCell
+from studies.study import Outcome
 
 TRAIN, EVALUATION = "train.jsonl", "evaluation.jsonl"
 FACTS = 3
 
 GRID = {"tokens": [2], "where": ["random"], "when": ["single_shot"]}
 DECLARED: dict[str, Any] = yaml.safe_load(f"""
+kind: nll_perturbation
 title: A small study
 paper: Nobody et al., on 2,100 answers
 seed: 5
@@ -128,5 +129,5 @@ def result(study: Experiment, cell: ExperimentCell, auroc: float = 0.75) -> dict
     }
 
 
-def outcomes(study: Experiment) -> dict[ExperimentCell, CellOutcome]:
-    return {cell: CellOutcome(result(study, cell)) for cell in study.list_cells()}
+def outcomes(study: Experiment) -> dict[str, Outcome]:
+    return {cell.title: Outcome(result(study, cell)) for cell in study.list_cells()}

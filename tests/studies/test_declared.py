@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abstain.core.errors import AbstainError
-from studies.declared import load_experiment
+from studies.nll_perturbation.declared import load_experiment
 from studies.rows import QuestionSet, read_parts
 from tests.conftest import ROOT
 from tests.studies.builders import DECLARED, EVALUATION, TRAIN, declared, write_data, write_lines, write_study

@@ -8,8 +8,9 @@ import pytest
 
 from abstain.config.settings import Settings
 from abstain.core.errors import AbstainError
-from studies.cell import ExperimentRunner
-from studies.results import ResultStore, file_digests, get_cell_inputs
+from studies.nll_perturbation.cell import ExperimentRunner
+from studies.nll_perturbation.experiment import ExperimentStudy
+from studies.results import ResultStore
 from tests.llm.builders import save_speaking_model, save_tiny_model
 from tests.studies.builders import DECLARED, TRAIN, declared, tiny_models, write_data
 
@@ -32,8 +33,7 @@ def laboratory(model: Path, data: Path, home: Path, **changes: Any) -> Experimen
 
 
 def get_inputs(runner: ExperimentRunner) -> dict[str, dict[str, Any]]:
-    files = file_digests(runner.experiment, runner.data)
-    return {cell.title: get_cell_inputs(runner, cell, files) for cell in runner.experiment.list_cells()}
+    return {part.title: dict(part.inputs) for part in ExperimentStudy(runner).list_parts(())}
 
 
 def list_changed(one: ExperimentRunner, other: ExperimentRunner) -> list[str]:
@@ -78,8 +78,9 @@ def test_cell_inputs_include_models_and_data(
     assert all(before[title] != of for title, of in get_inputs(laboratory(model, data, tmp_path)).items())
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     models = {"embedded": {"model": "nobody/no-such-model", "layout": "rag-plain-v1"}}
-    with pytest.raises(AbstainError, match="nobody/no-such-model"):
-        get_inputs(laboratory(model, data, tmp_path, models=models))
+    for part in ExperimentStudy(laboratory(model, data, tmp_path, models=models)).list_parts(()):
+        with pytest.raises(AbstainError, match="nobody/no-such-model"):
+            part.compute(lambda done, total: None)
 
 
 def test_cell_of_another_regressor_reads_nothing_anew(data: Path, tmp_path: Path) -> None:

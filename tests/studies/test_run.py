@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from abstain.core.errors import AbstainError
 from abstain_tasks.server.addresses import post
-from studies.run import app
+from studies import run
 from tests.conftest import Project, new_project, read_json
 from tests.llm.builders import save_speaking_model
 from tests.studies.builders import BAD, DECLARED, declared, tiny_models, write_data, write_study
@@ -17,8 +17,11 @@ from tests.studies.builders import BAD, DECLARED, declared, tiny_models, write_d
 RUN = ("python", "-m", "studies.run")
 
 
-def test_run_study_wrong_arguments_are_one_line(tmp_path: Path) -> None:
+def test_run_study_wrong_arguments_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "prepare_run", lambda: None)
+    monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path / "home"))
     file, data = str(write_study(tmp_path)), str(write_data(tmp_path / "data"))
+    (tmp_path / "odd.yaml").write_text("kind: odd")
     for arguments, says in (
         ((str(tmp_path / "none.yaml"), "--data", data), "none.yaml is missing"),
         (("none", "--data", data), "studies/none.yaml is missing"),
@@ -28,9 +31,16 @@ def test_run_study_wrong_arguments_are_one_line(tmp_path: Path) -> None:
         ((file, "--data", data, "--size", "tiny=5"), "--size tiny=5: give NAME=TRAIN,EVALUATION"),
         ((file, "--data", data, "--size", "huge=5,5"), "no size 'huge': there are tiny"),
         ((file, "--data", data, "--size", "tiny=999,5"), "999 questions with an answer are wanted, and there are 30"),
+        ((file, "--data", data, "--size", "tiny=5,1"), "size tiny=5,1: train and evaluation are at least 2 each"),
+        ((file,), "give --data or --project"),
+        ((file, "--data", data, "--project", data), "give --data or --project"),
+        (("all", "--data", data, "--table", "2"), "--table and --size are those of a study"),
+        ((file, "--project", str(tmp_path / "nowhere")), "nowhere is no folder"),
+        ((file, "--project", data), "is in no git repository with a commit"),
+        ((str(tmp_path / "odd.yaml"), "--data", data), "odd.yaml: kind: no kind of study 'odd': there are nll_pert"),
         ((file, "--data", data, "--out", file), f"--out {file} cannot be a folder: File exists"),
     ):
-        error = CliRunner().invoke(app, arguments).exception
+        error = CliRunner().invoke(run.app, arguments).exception
         assert isinstance(error, AbstainError) and says in str(error) and "\n" not in str(error)
 
 
@@ -84,7 +94,7 @@ def test_study_killed_run_continues_and_bad_cell_is_a_gap(tmp_path: Path, prefec
     reports = []
     for computed in (1, 0, 1):
         done = project.command([*RUN, "small.yaml", "--data", "data", "--out", "report"])
-        assert f"2 cells, {computed} of them computed now" in done.stdout, done.stdout + done.stderr
+        assert f"2 parts, {computed} of them computed now" in done.stdout, done.stdout + done.stderr
         reports.append((report / "report.md").read_text())
         (file,) = (file for file in cells.glob("*.json") if read_json(file)["result"]["cell"]["tokens"] == 3)
         again = read_json(file)
@@ -100,7 +110,7 @@ def test_study_killed_run_continues_and_bad_cell_is_a_gap(tmp_path: Path, prefec
     failed = project.command([*RUN, "small.yaml", "--data", "data", "--out", "report"])
     (error,) = failed.stderr.strip().splitlines()
     assert failed.returncode == 1 and error.startswith(
-        "error A508: 1 of 3 cells could not be computed, the first one, "
+        "error A508: 1 of 3 parts could not be computed, the first one, "
     )
     assert "model 'nobody/no-such-model' cannot be found" in error and "report.md has the others" in error
     tasks = post(f"{prefect_server}/task_runs/filter", {"task_runs": {"name": {"like_": "embedded by absent"}}})

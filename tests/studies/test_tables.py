@@ -3,9 +3,10 @@ import re
 import pytest
 
 from abstain.core.errors import AbstainError
-from studies.declared import Experiment
-from studies.markdown import to_markdown
-from studies.tables import CellOutcome, tabulate
+from studies.nll_perturbation.declared import Experiment
+from studies.nll_perturbation.markdown import to_markdown
+from studies.nll_perturbation.tables import tabulate
+from studies.study import Outcome
 from tests.studies.builders import BAD, DECLARED, declared, outcomes, result
 
 pytestmark = pytest.mark.soak(twin="test_study_computes_its_cells_and_writes_its_report")
@@ -70,11 +71,11 @@ def test_tabulate_paper_rows_follow_the_same_setting(study: Experiment) -> None:
 def test_tabulate_missing_or_undefined_figures_are_named(study: Experiment) -> None:
     found = outcomes(study)
     bad, (cell, _) = study.list_table_cells("11")[0], study.list_table_cells("2")
-    found[bad] = CellOutcome(None, "the model is not installed: pip install it")
+    found[bad.title] = Outcome(None, "the model is not installed: pip install it")
     figures = result(study, cell)
     for row in figures["by_threshold"]:
         row |= {"auroc": None, "auroc_low": None, "auroc_high": None, "note": "no answers reach t = 0.5"}
-    found[cell] = CellOutcome(figures)
+    found[cell.title] = Outcome(figures)
     report = tabulate(study, (), found, FILES)
     assert report["missing"] == {bad.title: "the model is not installed: pip install it"}
     markdown = to_markdown(report)
@@ -101,7 +102,7 @@ def test_tabulate_headline_compares_with_the_best_baseline(
     (cell,) = study.list_table_cells("headline")
     figures = result(study, cell)
     figures["baselines"][0] |= {"ahead_low": low, "ahead_high": high}
-    text = section(to_markdown(tabulate(study, ("headline",), {cell: CellOutcome(figures)}, FILES)), "Headline")
+    text = section(to_markdown(tabulate(study, ("headline",), {cell.title: Outcome(figures)}, FILES)), "Headline")
     assert f"The regressor is {verdict} at 95 %" in text and f"| {verdict} |" in text
     assert "yes_score: 0.700 (0.550 to 0.760)" in text
 

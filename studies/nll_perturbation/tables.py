@@ -11,10 +11,10 @@ Notes:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from studies.declared import VARIED, Experiment, ExperimentCell, ExperimentTable, PaperRow
+from studies.nll_perturbation.declared import VARIED, Experiment, ExperimentCell, ExperimentTable, PaperRow
+from studies.study import Outcome
 
 FIGURES = ("mse", "mse_difference", "positive", "auroc", "accuracy", "f1")
 BUFFERED = ("withheld", "accuracy_buffered", "f1_buffered")
@@ -22,18 +22,10 @@ WHO = ("base", "perturbation")
 HERE, PAPER = "here", "paper"
 
 
-@dataclass(frozen=True)
-class CellOutcome:
-    """Outcome of a cell: its result (`ExperimentRunner.run`) as JSON; or None, and the reason."""
-
-    result: Mapping[str, Any] | None = None
-    reason: str = "it was not computed"
-
-
 def tabulate(
     experiment: Experiment,
     tables: Sequence[str],
-    outcomes: Mapping[ExperimentCell, CellOutcome],
+    outcomes: Mapping[str, Outcome],
     files: Mapping[str, str],
 ) -> dict[str, Any]:
     """Return `tables` of the experiment, by default all, as JSON: `report.json`.
@@ -44,7 +36,7 @@ def tabulate(
     Args:
         experiment: The experiment.
         tables: Names of tables; empty for all.
-        outcomes: Outcome by cell.
+        outcomes: Outcome by title of the cell: the result of `ExperimentRunner.run`.
         files: sha256 of the files by name.
 
     Returns:
@@ -54,7 +46,7 @@ def tabulate(
         AbstainError: there is no such table.
     """
     names = experiment.select_tables(tables)
-    cells = [(cell, outcomes.get(cell, CellOutcome())) for cell in experiment.list_cells(tables)]
+    cells = [(cell, outcomes.get(cell.title, Outcome())) for cell in experiment.list_cells(tables)]
     return {
         "title": experiment.title,
         "paper": experiment.paper,
@@ -68,9 +60,9 @@ def tabulate(
     }
 
 
-def _table(experiment: Experiment, name: str, outcomes: Mapping[ExperimentCell, CellOutcome]) -> dict[str, Any]:
+def _table(experiment: Experiment, name: str, outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
     table, cells = experiment.tables[name], experiment.list_table_cells(name)
-    cell_outcomes = [(cell, outcomes.get(cell, CellOutcome())) for cell in cells]
+    cell_outcomes = [(cell, outcomes.get(cell.title, Outcome())) for cell in cells]
     rows = [row for cell, outcome in cell_outcomes for row in _make_rows(table, cell, outcome)]
     paper_rows = [_make_paper_row(row) for row in table.paper.fill_rows()] if table.paper else []
     return {
@@ -92,7 +84,7 @@ def _table(experiment: Experiment, name: str, outcomes: Mapping[ExperimentCell, 
     }
 
 
-def _make_rows(table: ExperimentTable, cell: ExperimentCell, outcome: CellOutcome) -> list[dict[str, Any]]:
+def _make_rows(table: ExperimentTable, cell: ExperimentCell, outcome: Outcome) -> list[dict[str, Any]]:
     """Return the rows of `cell`: one, or one for every threshold of the table."""
     row = {"of": HERE, **{key: getattr(cell, key) for key in VARIED}}
     result = outcome.result
@@ -135,7 +127,7 @@ def _make_baselines(cell: ExperimentCell, result: Mapping[str, Any]) -> dict[str
     return {**setting, "threshold": result["tuned"], **auroc, "baselines": list(result["baselines"])}
 
 
-def _make_counts(cell: ExperimentCell, outcome: CellOutcome) -> dict[str, Any]:
+def _make_counts(cell: ExperimentCell, outcome: Outcome) -> dict[str, Any]:
     row: dict[str, Any] = {"cell": cell.title, "answers": cell.size.train + cell.size.evaluation}
     if outcome.result is None:
         return row | {"missing": outcome.reason}

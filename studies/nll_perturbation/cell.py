@@ -22,8 +22,8 @@ from abstain.llm.features.feature_store import OnProgress
 from abstain.llm.features.shard_job import ShardRunner
 from abstain.llm.signals.context_conditions import ContextConditions
 from studies.answers import NO_ANSWER, generate_answers
-from studies.baselines import Baselines
-from studies.declared import Experiment, ExperimentCell
+from studies.nll_perturbation.baselines import Baselines
+from studies.nll_perturbation.declared import Experiment, ExperimentCell, Size
 from studies.rows import QuestionSet, read_parts
 
 
@@ -43,7 +43,7 @@ class ExperimentRunner:
         `computed` is the cost of what the cache lacked: less than the whole if another cell had needed the same, or if
         a run was cut off in the middle of this one.
         """
-        train, evaluation = self._read_parts(cell)
+        train, evaluation = self.read_parts(cell.size)
         n_train, groups = len(train), np.array(evaluation.groups)
         all_questions = train + evaluation
         rows, answering = generate_answers(
@@ -108,6 +108,17 @@ class ExperimentRunner:
             "computed": {name: asdict(stats) for name, stats in computed.items()},
         }
 
+    def read_parts(self, size: Size) -> tuple[QuestionSet, QuestionSet]:
+        """Read the questions to train on and those to evaluate, as many as `size` says.
+
+        Raises:
+            AbstainError: a line is invalid, or there are too few questions.
+        """
+        files = self.experiment.files
+        return read_parts(
+            self.data / files.train, self.data / files.evaluation, (size.train, size.evaluation), self.experiment.seed
+        )
+
     def make_llm_params(self, cell: ExperimentCell) -> LLMParams:
         """Return the base model of `cell` and how it is prompted."""
         base = self.experiment.models[cell.base]
@@ -123,10 +134,6 @@ class ExperimentRunner:
             AbstainError: the model is not found.
         """
         return str(find_model(self.experiment.models[cell.perturbation].model, self.settings))
-
-    def _read_parts(self, cell: ExperimentCell) -> tuple[QuestionSet, QuestionSet]:
-        files, size = self.experiment.files, (cell.size.train, cell.size.evaluation)
-        return read_parts(self.data / files.train, self.data / files.evaluation, size, self.experiment.seed)
 
     def _make_conditions(self, cell: ExperimentCell) -> ContextConditions:
         perturbation = PerturbationParams(

@@ -22,6 +22,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.learning.estimators.correctness_targets import METRICS
 from abstain.llm.engine.prompts import load_layout
+from studies.study import REMEDY
 
 TableName = Annotated[str, BeforeValidator(str)]  # YAML reads the name of table 2 as a number
 Where = Literal["entropy", "random"]
@@ -148,6 +149,7 @@ class Experiment(FrozenModel):
     `thresholds` are the candidates for t; `thresholds_of_metric` replaces them for a metric with another range.
     """
 
+    kind: Literal["nll_perturbation"]
     title: str
     paper: str
     seed: Annotated[int, Field(ge=0, lt=2**31)]
@@ -250,7 +252,7 @@ def load_experiment(file: Path) -> Experiment:
     Raises:
         AbstainError: the file is invalid; the message names the first error.
     """
-    return load_yaml_model(file, Experiment, "studies are in studies/")
+    return load_yaml_model(file, Experiment, REMEDY)
 
 
 def _check_names(where: str, kind: str, names: Iterable[str], known_names: Iterable[str]) -> None:

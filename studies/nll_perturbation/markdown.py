@@ -8,8 +8,8 @@ from typing import Any
 
 from abstain.core.formatting import format_count, format_number, format_percent, format_with_interval, join_words
 from abstain.core.markdown import bold, bullet_list, document, heading, is_defined, paragraph, records_table
-from studies.declared import format_words
-from studies.tables import PAPER, WHO
+from studies.nll_perturbation.declared import format_words
+from studies.nll_perturbation.tables import PAPER, WHO
 
 Row = Mapping[str, Any]
 
