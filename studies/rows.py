@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -23,6 +23,8 @@ from abstain.core.codes import Code
 from abstain.core.contracts import Context, Question
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import parse_lines
+
+Row = TypeVar("Row")
 
 
 class QuestionLine(BaseModel):
@@ -77,6 +79,12 @@ def read_parts(train: Path, evaluation: Path, sizes: tuple[int, int], seed: int)
     )
 
 
+def hash_order(rows: Sequence[Row], names: Sequence[str], seed: int) -> list[Row]:
+    """Return `rows` in a random order that depends only on `seed` and on the name of each."""
+    digests = [hashlib.sha256(f"{seed}\0{name}".encode()).digest() for name in names]
+    return [row for _, row in sorted(zip(digests, rows, strict=True), key=lambda pair: pair[0])]
+
+
 def _read(file: Path) -> Iterable[QuestionLine]:
     """Yield the questions of `file` that have an answer; blank lines are skipped."""
     opener = gzip.open if file.suffix == ".gz" else open
@@ -102,7 +110,7 @@ def _draw(lines: Sequence[QuestionLine], count: int, seed: int, source: str) -> 
             f"{count} questions with an answer are wanted, and there are {len(lines)} in {source}: lower `sizes`, or "
             "give --size",
         )
-    sampled = sorted(lines, key=lambda line: hashlib.sha256(f"{seed}\0{line.id}".encode()).digest())[:count]
+    sampled = hash_order(lines, [line.id for line in lines], seed)[:count]
     names = [hashlib.sha256(line.context.encode()).hexdigest()[:16] for line in sampled]
     return QuestionSet(
         tuple(

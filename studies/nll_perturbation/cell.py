@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -12,29 +13,42 @@ import pandas as pd
 
 from abstain.config.params import LLMParams, PerturbationParams
 from abstain.config.settings import Settings
-from abstain.core.contracts import Interaction
-from abstain.learning.estimators.correctness_targets import compute_correctness
+from abstain.core.contracts import Interaction, Question
+from abstain.learning.estimators.correctness_targets import DECIMALS, compute_correctness
 from abstain.learning.estimators.regressors.fitting import fit_regressor
 from abstain.learning.metrics.bootstrap import BootstrapConfig
 from abstain.learning.metrics.correctness_metrics import evaluate_estimates, tune_t
 from abstain.llm.engine.loading import find_model
 from abstain.llm.features.feature_store import OnProgress
-from abstain.llm.features.shard_job import ShardRunner
+from abstain.llm.features.shard_job import JobStats, ShardRunner
 from abstain.llm.signals.context_conditions import ContextConditions
 from studies.answers import NO_ANSWER, generate_answers
 from studies.nll_perturbation.baselines import Baselines
-from studies.nll_perturbation.declared import Experiment, ExperimentCell, Size
+from studies.nll_perturbation.declared import LABEL, LABEL_THRESHOLD, Experiment, ExperimentCell, Size
+from studies.nll_perturbation.project import ReviewedAnswers
 from studies.rows import QuestionSet, read_parts
 
 
 @dataclass(frozen=True)
+class CellAnswers:
+    """Answers of a cell, the first `n_train` for training, their true scores, and the cost of generating them."""
+
+    rows: list[Interaction]
+    n_train: int
+    groups: np.ndarray
+    true: np.ndarray
+    cost: JobStats | None = None
+
+
+@dataclass(frozen=True)
 class ExperimentRunner:
-    """An experiment, the folder of its files, and the runner of its models."""
+    """An experiment, the folder of its files, and the runner of its models; `project` takes the place of the files."""
 
     experiment: Experiment
     data: Path
     settings: Settings
     runner: ShardRunner | None = None
+    project: ReviewedAnswers | None = None
     progress: OnProgress = lambda done, total: None
 
     def run(self, cell: ExperimentCell) -> dict[str, Any]:
@@ -43,36 +57,27 @@ class ExperimentRunner:
         `computed` is the cost of what the cache lacked: less than the whole if another cell had needed the same, or if
         a run was cut off in the middle of this one.
         """
-        train, evaluation = self.read_parts(cell.size)
-        n_train, groups = len(train), np.array(evaluation.groups)
-        all_questions = train + evaluation
-        rows, answering = generate_answers(
-            self.make_llm_params(cell),
-            self.settings,
-            all_questions.questions,
-            self.experiment.answer_tokens,
-            self.progress,
-            self.runner,
-        )
+        answers = self._read_answers(cell)
+        rows, n_train, true = answers.rows, answers.n_train, answers.true
+        train_groups, groups = answers.groups[:n_train], answers.groups[n_train:]
         conditions = self._make_conditions(cell)
         perturbing, reading = conditions.compute_missing(rows, self.progress, self.runner)
+        computed = {"answering": answers.cost, "perturbing": perturbing, "reading": reading}
         features = _table(conditions, tuple(rows))
-        true = compute_correctness([cell.metric], [row.answer for row in rows], all_questions.references)[
-            cell.metric
-        ].to_numpy()
+        if cell.outputs == "own":
+            features, computed["own outputs"] = self._score_own_outputs(conditions, rows, features)
         fitted = fit_regressor(
             cell.regressor,
             cell.metric,
             features.iloc[:n_train],
             true[:n_train],
             np.ones(n_train),
-            np.array(train.groups),
+            train_groups,
             self.experiment.regressors,
         )
         predicted = fitted.regressor.predict(features.iloc[n_train:])
-        tuned = tune_t(true[:n_train], fitted.out_of_fold, self.experiment.get_candidates(cell))
+        tuned = self._tune_t(cell, true[:n_train], fitted.out_of_fold)
         resamples = BootstrapConfig(self.experiment.draws, self.experiment.seed)
-        computed = {"answering": answering, "perturbing": perturbing, "reading": reading}
         comparisons = []
         if self.experiment.wants_baselines(cell):
             baselines = Baselines(self.make_llm_params(cell), self.settings, rows, n_train, true, tuned)
@@ -96,7 +101,7 @@ class ExperimentRunner:
                     self.experiment.buffer,
                     constant=float(np.nanmean(true[:n_train])),
                 )
-                for threshold in self.experiment.get_thresholds(cell)
+                for threshold in sorted({tuned, *self.experiment.get_thresholds(cell)})
             ],
             "correctness": {"mean": float(np.nanmean(true[n_train:])), "std": float(np.nanstd(true[n_train:]))},
             "baselines": comparisons,
@@ -105,7 +110,7 @@ class ExperimentRunner:
             "columns": features.shape[1] - len(fitted.dropped),
             "no_answer": sum(row.answer == NO_ANSWER for row in rows),
             "perturbed": conditions.count_remarks(rows),
-            "computed": {name: asdict(stats) for name, stats in computed.items()},
+            "computed": {name: asdict(stats) for name, stats in computed.items() if stats},
         }
 
     def read_parts(self, size: Size) -> tuple[QuestionSet, QuestionSet]:
@@ -121,6 +126,8 @@ class ExperimentRunner:
 
     def make_llm_params(self, cell: ExperimentCell) -> LLMParams:
         """Return the base model of `cell` and how it is prompted."""
+        if self.project:
+            return self.project.llm
         base = self.experiment.models[cell.base]
         assert base.layout is not None
         return LLMParams(
@@ -134,6 +141,49 @@ class ExperimentRunner:
             AbstainError: the model is not found.
         """
         return str(find_model(self.experiment.models[cell.perturbation].model, self.settings))
+
+    def _read_answers(self, cell: ExperimentCell) -> CellAnswers:
+        if self.project:
+            rows = [*self.project.train[: cell.size.train], *self.project.evaluation[: cell.size.evaluation]]
+            groups = np.array([self.project.groups[row.interaction_id] for row in rows])
+            return CellAnswers(rows, cell.size.train, groups, self.project.get_target(cell.metric, rows))
+        train, evaluation = self.read_parts(cell.size)
+        both = train + evaluation
+        rows, cost = self._answer(self.make_llm_params(cell), both.questions)
+        true = compute_correctness([cell.metric], [row.answer for row in rows], both.references)[cell.metric].to_numpy()
+        return CellAnswers(rows, len(train), np.array(both.groups), true, cost)
+
+    def _answer(self, llm: LLMParams, questions: Sequence[Question]) -> tuple[list[Interaction], JobStats]:
+        tokens = self.experiment.answer_tokens
+        return generate_answers(llm, self.settings, questions, tokens, self.progress, self.runner)
+
+    def _score_own_outputs(
+        self, conditions: ContextConditions, rows: Sequence[Interaction], features: pd.DataFrame
+    ) -> tuple[pd.DataFrame, JobStats]:
+        """Return `features` with outputs of B_c and P_c in place of the answer under N_c (section 3.4), and the cost.
+
+        Outputs of two conditions have other tokens, so their token-wise differences are dropped.
+        """
+        plain = replace(conditions, perturbation=conditions.perturbation.model_copy(update={"n_copies": 0}))
+        (perturbed,) = conditions.perturber.perturb(rows)
+        own, cost = features.loc[:, ~features.columns.str.contains(r"-.\.output\.")].copy(), JobStats(0, 0, 0)
+        for condition, contexts in (("B", [()] * len(rows)), ("P", [row.contexts for row in perturbed])):
+            questions = [
+                Question(interaction_id=row.interaction_id, question=row.question, contexts=row_contexts)
+                for row, row_contexts in zip(rows, contexts, strict=True)
+            ]
+            outputs, answering = self._answer(conditions.llm, questions)
+            _, reading = plain.compute_missing(outputs, self.progress, self.runner)
+            cost += answering + reading
+            scored = plain.build_table(outputs).filter(regex=r"^N\.output\.")
+            own[scored.columns.str.replace("N.", f"{condition}.", n=1, regex=False)] = scored.to_numpy()
+        return own, cost
+
+    def _tune_t(self, cell: ExperimentCell, true: np.ndarray, out_of_fold: np.ndarray) -> float:
+        if cell.metric == LABEL:
+            return LABEL_THRESHOLD
+        candidates = np.nanquantile(true, self.experiment.quantiles).round(DECIMALS)
+        return tune_t(true, out_of_fold, np.unique(candidates).tolist())
 
     def _make_conditions(self, cell: ExperimentCell) -> ContextConditions:
         perturbation = PerturbationParams(

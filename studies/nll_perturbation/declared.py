@@ -27,9 +27,14 @@ from studies.study import REMEDY
 TableName = Annotated[str, BeforeValidator(str)]  # YAML reads the name of table 2 as a number
 Where = Literal["entropy", "random"]
 When = Literal["single_shot", "iterative"]
+Outputs = Literal["normal", "own"]
+"""What is scored under B_c and P_c: the answer under N_c, or what the base model answers there (section 3.4)."""
 
-VARIED = ("base", "perturbation", "where", "when", "tokens", "metric", "regressor")
+VARIED = ("base", "perturbation", "where", "when", "tokens", "outputs", "metric", "regressor")
 """What a grid may vary, the slowest first."""
+LABEL = "label"
+"""The target of a project's answers without ideal answers: correct or not."""
+LABEL_THRESHOLD = 0.5
 
 
 class Size(FrozenModel):
@@ -64,6 +69,7 @@ class ExperimentCell(FrozenModel):
     where: Where
     when: When
     tokens: Count
+    outputs: Outputs = "normal"
     metric: str
     regressor: RegressorKind = "random_forest"
     size: Size
@@ -71,13 +77,14 @@ class ExperimentCell(FrozenModel):
     @property
     def title(self) -> str:
         """The cell in one line."""
-        how = f"K = {self.tokens}, {self.where}, {format_words(self.when)}"
+        outputs = ", own outputs" if self.outputs == "own" else ""
+        how = f"K = {self.tokens}, {self.where}, {format_words(self.when)}{outputs}"
         return f"{self.base} by {self.perturbation}, {how}, {self.metric}, {format_words(self.regressor)}, {self.size}"
 
     @property
     def condition(self) -> tuple[object, ...]:
         """What its features depend on: cells that differ only in metric or regressor share them."""
-        return self.base, self.perturbation, self.where, self.when, self.tokens, self.size
+        return self.base, self.perturbation, self.where, self.when, self.tokens, self.outputs, self.size
 
 
 class Grid(FrozenModel):
@@ -88,6 +95,7 @@ class Grid(FrozenModel):
     where: tuple[Where, ...] = Field(("entropy",), min_length=1)
     when: tuple[When, ...] = Field(("iterative",), min_length=1)
     tokens: tuple[Count, ...] = Field((15,), min_length=1)
+    outputs: tuple[Outputs, ...] = Field(("normal",), min_length=1)
     metric: tuple[str, ...] = Field(("cosine",), min_length=1)
     regressor: tuple[RegressorKind, ...] = Field(("random_forest",), min_length=1)
 
@@ -146,7 +154,7 @@ class ExperimentTable(FrozenModel):
 class Experiment(FrozenModel):
     """A whole experiment file. `paper`, the source of the paper's numbers, is shown with them.
 
-    `thresholds` are the candidates for t; `thresholds_of_metric` replaces them for a metric with another range.
+    `quantiles` of the training answers' scores are the candidates for t.
     """
 
     kind: Literal["nll_perturbation"]
@@ -159,14 +167,12 @@ class Experiment(FrozenModel):
     models: dict[str, Model]
     sizes: dict[str, Size]
     regressors: RegressorFit
-    thresholds: tuple[OpenFraction, ...] = Field(min_length=1)
-    thresholds_of_metric: dict[str, Annotated[tuple[OpenFraction, ...], Field(min_length=1)]] = Field({})
+    quantiles: tuple[OpenFraction, ...] = Field(min_length=1)
     buffer: OpenFraction
     tables: dict[TableName, ExperimentTable] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _name_what_there_is(self) -> Experiment:
-        _check_names("thresholds_of_metric", "correctness metric", self.thresholds_of_metric, METRICS)
         for name, table in self.tables.items():
             _check_names(f"table {name}", "size", [table.size], self.sizes)
             _check_names(f"table {name}", "model", [*table.grid.base, *table.grid.perturbation], self.models)
@@ -207,15 +213,9 @@ class Experiment(FrozenModel):
         declared = self.tables[table]
         return declared.grid.list_cells(self.sizes[declared.size])
 
-    def get_candidates(self, cell: ExperimentCell) -> tuple[float, ...]:
-        """Return the candidates for t of `cell`."""
-        return self.thresholds_of_metric.get(cell.metric, self.thresholds)
-
     def get_thresholds(self, cell: ExperimentCell) -> tuple[float, ...]:
-        """Return the thresholds of `cell` other than its tuned t: the candidates, and those of its tables."""
-        return tuple(
-            sorted({*self.get_candidates(cell), *itertools.chain(*(table.at for table in self._get_tables(cell)))})
-        )
+        """Return the thresholds of `cell` other than its tuned t: those of its tables."""
+        return tuple(sorted(set(itertools.chain(*(table.at for table in self._get_tables(cell))))))
 
     def wants_baselines(self, cell: ExperimentCell) -> bool:
         """Whether a table of `cell` compares it with scores that need no perturbation."""

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from abstain.config.settings import Settings
-from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.knowledge.retrieval.encoder import SentenceEncoder
 from abstain.llm.engine.device import choose_device, choose_dtype
@@ -22,11 +21,12 @@ from abstain.llm.features.shard_job import ShardRunner
 from studies.nll_perturbation.cell import ExperimentRunner
 from studies.nll_perturbation.declared import Experiment, ExperimentCell, load_experiment
 from studies.nll_perturbation.markdown import to_markdown
+from studies.nll_perturbation.project import read_reviewed_answers
 from studies.nll_perturbation.tables import tabulate
 from studies.results import digest_files
 from studies.study import Outcome, Part, Study, StudyReport, StudySource
 
-RESULT = 2
+RESULT = 3
 """Raised when `ExperimentRunner.run` says something else, or says it otherwise."""
 NEEDS_ENCODER = "cosine"
 
@@ -52,14 +52,16 @@ class ExperimentStudy:
         Raises:
             AbstainError: there is no such table, a file is missing or invalid, or there are too few questions.
         """
-        cells, files = self.experiment.list_cells(tables), self._digest_files()
-        for size in dict.fromkeys(cell.size for cell in cells):
-            self.runner.read_parts(size)
+        cells, files = self.experiment.list_cells(tables), self._digest_source()
+        if self.runner.project is None:
+            for size in dict.fromkeys(cell.size for cell in cells):
+                self.runner.read_parts(size)
         return [self._make_part(cell, files) for cell in cells]
 
     def make_report(self, tables: Sequence[str], outcomes: Mapping[str, Outcome]) -> StudyReport:
         """Return the report of `tables`, by default all; `outcomes` are by title of the cell."""
-        report = tabulate(self.experiment, tables, outcomes, self._digest_files())
+        remark = self.runner.project.remark if self.runner.project else ""
+        report = tabulate(self.experiment, tables, outcomes, self._digest_source(), remark)
         return StudyReport(report, to_markdown(report))
 
     def _make_part(self, cell: ExperimentCell, files: Mapping[str, str]) -> Part:
@@ -71,7 +73,9 @@ class ExperimentStudy:
     def _compute(self, cell: ExperimentCell, progress: OnProgress) -> Mapping[str, Any]:
         return replace(self.runner, progress=progress).run(cell)
 
-    def _digest_files(self) -> dict[str, str]:
+    def _digest_source(self) -> dict[str, str]:
+        if self.runner.project:
+            return {"reviewed answers": self.runner.project.digest}
         files = self.experiment.files
         return digest_files(self.runner.data, (files.train, files.evaluation))
 
@@ -86,12 +90,13 @@ def load_study(
     """Read the experiment of `file`, with other `sizes`.
 
     Raises:
-        AbstainError: the file or a size is invalid, or the source is a project.
+        AbstainError: the file or a size is invalid, or the project has too few reviewed answers.
     """
     experiment = load_experiment(file).resize(sizes)
-    if source.data is None:
-        raise AbstainError(Code.USAGE, f"{file.stem} needs --data: the folder of {experiment.files.train}")
-    return ExperimentStudy(ExperimentRunner(experiment, source.data, settings, runner))
+    if source.data:
+        return ExperimentStudy(ExperimentRunner(experiment, source.data, settings, runner))
+    project = read_reviewed_answers(experiment.seed)
+    return ExperimentStudy(ExperimentRunner(project.adapt(experiment), Path(), settings, runner, project))
 
 
 def get_cell_inputs(runner: ExperimentRunner, cell: ExperimentCell, files: Mapping[str, str]) -> dict[str, Any]:
@@ -100,7 +105,7 @@ def get_cell_inputs(runner: ExperimentRunner, cell: ExperimentCell, files: Mappi
     Args:
         runner: The experiment and its settings.
         cell: The cell.
-        files: Digests of the files by name.
+        files: Digests of the answers' files by name.
 
     Returns:
         The inputs of the cell.
@@ -119,12 +124,12 @@ def get_cell_inputs(runner: ExperimentRunner, cell: ExperimentCell, files: Mappi
         "engine": ENGINE_VERSION,
         "encoder": _encoder() if cell.metric == NEEDS_ENCODER else None,
         "scikit-learn": version("scikit-learn"),
-        "files": [files[experiment.files.train], files[experiment.files.evaluation]],
+        "answers": list(files.values()),
         "seed": experiment.seed,
         "answer_tokens": experiment.answer_tokens,
         "regressors": experiment.regressors.model_dump(mode="json"),
         "draws": experiment.draws,
-        "candidates": experiment.get_candidates(cell),
+        "quantiles": experiment.quantiles,
         "thresholds": experiment.get_thresholds(cell),
         "buffer": experiment.buffer,
         "baselines": experiment.wants_baselines(cell),

@@ -13,10 +13,17 @@ from studies.nll_perturbation.tables import PAPER, WHO
 
 Row = Mapping[str, Any]
 
-LABELS = {"tokens": "K", "where": "where", "when": "when", "metric": "correctness", "regressor": "regressor"}
+LABELS = {
+    "tokens": "K",
+    "where": "where",
+    "when": "when",
+    "outputs": "outputs",
+    "metric": "correctness",
+    "regressor": "regressor",
+}
 NOT_STATED = "not stated"
 MISSING = "missing"
-STEPS = ("answering", "perturbing", "reading", "baselines")
+STEPS = ("answering", "perturbing", "reading", "own outputs", "baselines")
 
 
 def to_markdown(report: Mapping[str, Any]) -> str:
@@ -29,10 +36,11 @@ def _parts(report: Mapping[str, Any]) -> Iterator[str]:
     yield paragraph(
         f"Rows marked as the paper's are copied from it ({report['paper']}); all others were computed here. BM is the "
         "base model, PM the model that perturbs; t is the threshold from which on an answer counts as correct; in "
-        f"parentheses are 95 % intervals by bootstrap of whole paragraphs ({report['draws']:,} draws). Beside "
-        "an MSE is what it exceeds that of always saying the mean of the training answers by: below 0, the estimate is "
-        "better than that constant."
+        "parentheses are 95 % intervals by bootstrap of whole groups, which are paragraphs in SQuAD "
+        f"({report['draws']:,} draws). Beside an MSE is what it exceeds that of always saying the mean of the training "
+        "answers by: below 0, the estimate is better than that constant."
     )
+    yield paragraph(report["remark"])
     if report["missing"]:
         yield paragraph(bold(_missing(report["missing"], len(report["cells"]))))
     for name, table in report["tables"].items():
@@ -47,7 +55,7 @@ def _parts(report: Mapping[str, Any]) -> Iterator[str]:
 def _table(name: str, table: Mapping[str, Any], report: Mapping[str, Any]) -> Iterator[str]:
     number = f"Table {name}" if name.isdecimal() else format_words(name).capitalize()
     yield heading(2, f"{number}: {table['title']}")
-    yield paragraph(f"{_size(table['size'])} {_setting(table)}")
+    yield paragraph(f"{_size(table['size'])} {_setting(table, report['quantiles'])}")
     if table["missing"]:
         yield paragraph(bold(_missing(table["missing"], table["cells"])))
         yield bullet_list(f"{cell}: {reason}" for cell, reason in table["missing"].items())
@@ -61,12 +69,16 @@ def _table(name: str, table: Mapping[str, Any], report: Mapping[str, Any]) -> It
 
 
 def _size(size: Mapping[str, int]) -> str:
-    return f"Trained on {size['train']:,} answers and evaluated on {size['evaluation']:,} others, by other paragraphs."
+    return f"Trained on {size['train']:,} answers and evaluated on {size['evaluation']:,} others, of other groups."
 
 
-def _setting(table: Mapping[str, Any]) -> str:
+def _setting(table: Mapping[str, Any], quantiles: Sequence[float]) -> str:
     fixed = {LABELS[key]: format_words(value) for key, value in table["fixed"].items() if key in LABELS}
-    where = "t is the one that is named" if table["at"] else "t is tuned on the training answers, out of fold"
+    tuned = (
+        "t is tuned on the training answers, out of fold, among the quantiles of their scores of "
+        f"{min(quantiles):g} to {max(quantiles):g}"
+    )
+    where = "t is the one that is named" if table["at"] else tuned
     buffer = f"; within {table['buffer']:g} of t nothing is said (withheld)" if table["buffer"] else ""
     common = ", ".join(f"{label} {value}" for label, value in fixed.items())
     return f"All that was computed here has in common: {common}; {where}{buffer}."
@@ -168,7 +180,7 @@ def _counts(report: Mapping[str, Any]) -> Iterator[str]:
         "Of the answers of each cell, training and evaluation together: without a context (P_c is B_c); with a "
         "context of fewer than K tokens that could be replaced (all of these were); with one longer than PM reads "
         "(P_c is N_c); with one that PM's tokenizer does not write back as it was; with one that, perturbed, no longer "
-        "fits BM's window; and questions without an answer. Folds: of whole paragraphs, for out-of-fold scores."
+        "fits BM's window; and questions without an answer. Folds: of whole groups, for out-of-fold scores."
     )
     yield records_table([_format_counts(cell) for cell in done])
     yield paragraph(

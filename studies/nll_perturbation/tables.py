@@ -27,6 +27,7 @@ def tabulate(
     tables: Sequence[str],
     outcomes: Mapping[str, Outcome],
     files: Mapping[str, str],
+    remark: str = "",
 ) -> dict[str, Any]:
     """Return `tables` of the experiment, by default all, as JSON: `report.json`.
 
@@ -38,6 +39,7 @@ def tabulate(
         tables: Names of tables; empty for all.
         outcomes: Outcome by title of the cell: the result of `ExperimentRunner.run`.
         files: sha256 of the files by name.
+        remark: What is to be said about the answers.
 
     Returns:
         The report.
@@ -51,8 +53,10 @@ def tabulate(
         "title": experiment.title,
         "paper": experiment.paper,
         "files": dict(files),
+        "remark": remark,
         "models": {label: model.model for label, model in experiment.models.items()},
         "draws": experiment.draws,
+        "quantiles": list(experiment.quantiles),
         "buffer": experiment.buffer,
         "tables": {name: _table(experiment, name, outcomes) for name in names},
         "cells": [_make_counts(cell, outcome) for cell, outcome in cells],

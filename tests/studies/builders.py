@@ -28,7 +28,7 @@ models:
   absent: {{model: nobody/no-such-model}}
 sizes: {{tiny: {{train: 12, evaluation: 6}}}}
 regressors: {{folds: 2, seed: 7, trees: 20, max_features: 0.33, min_leaf: 2}}
-thresholds: [0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
+quantiles: [0.3, 0.4, 0.5, 0.6, 0.7]
 buffer: 0.05
 tables:
   headline: {{title: Against baselines, size: tiny, grid: {GRID}, baselines: true}}
@@ -113,7 +113,7 @@ def result(study: Experiment, cell: ExperimentCell, auroc: float = 0.75) -> dict
         "tuned": 0.5,
         "by_threshold": [
             {"threshold": at, "labelled": cell.size.evaluation, "note": None, **figures}
-            for at in study.get_thresholds(cell)
+            for at in sorted({0.5, *study.get_thresholds(cell)})
         ],
         "correctness": {"mean": 0.5, "std": 0.2},
         "baselines": [{"baseline": "yes_score", **baseline, **ahead}] if study.wants_baselines(cell) else [],

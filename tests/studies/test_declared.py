@@ -22,7 +22,7 @@ SHIPPED = load_experiment(ROOT / "studies" / "nll_perturbation.yaml")
 
 def test_load_experiment_shipped_study_has_the_paper_tables() -> None:
     study = SHIPPED
-    assert list(study.tables) == ["headline", "regressors", *map(str, range(2, 13))]
+    assert list(study.tables) == ["headline", "regressors", "outputs", *map(str, range(2, 13))]
     headline = study.list_table_cells("headline")
     assert len(headline) == 4 and all(study.wants_baselines(cell) for cell in headline)
     assert {(cell.size.train, cell.size.evaluation) for cell in headline} == {(2100, 900)}
@@ -45,7 +45,7 @@ def test_list_cells_are_unique_and_grouped_by_features() -> None:
     assert len({cell.title for cell in cells}) == len(cells)
     assert study.list_cells(("12",)) == study.list_table_cells("12")
     assert study.select_tables(("9", "2")) == ["2", "9"]
-    with pytest.raises(AbstainError, match="no table '13': there are headline, regressors, 2, 3"):
+    with pytest.raises(AbstainError, match="no table '13': there are headline, regressors, outputs, 2, 3"):
         study.list_cells(("13",))
 
 
@@ -59,14 +59,10 @@ def test_resize_changes_sizes_by_name() -> None:
         study.resize({"grid": (300, 1)})
 
 
-def test_get_thresholds_adds_those_of_the_tables() -> None:
+def test_get_thresholds_are_those_of_the_tables() -> None:
     study = declared()
     two, three = study.list_table_cells("2")
-    assert study.get_thresholds(two) == (0.2, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-    assert study.get_thresholds(three) == study.thresholds
-    other = study.model_copy(update={"thresholds_of_metric": {"cosine": (0.1, 0.2)}})
-    assert other.get_candidates(two) == (0.1, 0.2) and other.get_thresholds(two)[:3] == (0.1, 0.2, 0.35)
-    assert study.get_candidates(two) == study.thresholds
+    assert study.get_thresholds(two) == (0.35, 0.5) and study.get_thresholds(three) == ()
 
 
 def test_fill_rows_inherits_the_values_above(tmp_path: Path) -> None:
@@ -89,7 +85,8 @@ def test_fill_rows_inherits_the_values_above(tmp_path: Path) -> None:
         ("tables.2.grid", {"wher": ["random"]}, "unknown key 'tables.2.grid.wher': did you mean 'where'"),
         ("tables.2.paper.rows", [{"auc": 0.7}], "unknown key 'tables.2.paper.rows.0.auc': did you mean 'auroc'"),
         ("models.embedded.layout", "no-such-layout", "no prompt layout 'no-such-layout'"),
-        ("thresholds_of_metric", {"bleu": [0.5]}, "thresholds_of_metric: no correctness metric 'bleu': there are cosine"),
+        ("quantiles", [1.5], "quantiles.0: Input should be less than 1"),
+        ("tables.2.grid", {"outputs": ["his"]}, "tables.2.grid.outputs.0: Input should be 'normal' or 'own'"),
     ],
 )  # fmt: skip
 def test_load_experiment_wrong_file_is_one_line(tmp_path: Path, path: str, value: Any, message: str) -> None:

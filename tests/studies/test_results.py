@@ -60,8 +60,7 @@ def test_cell_inputs_change_affects_its_cells_only(model: Path, data: Path, tmp_
         {"seed": 6},
         {"draws": 200},
         {"answer_tokens": 9},
-        {"thresholds": [0.5]},
-        {"thresholds_of_metric": {"cosine": [0.5]}},
+        {"quantiles": [0.5]},
         {"buffer": 0.1},
         {"regressors": DECLARED["regressors"] | {"trees": 21}},
     ):
@@ -90,6 +89,25 @@ def test_cell_of_another_regressor_reads_nothing_anew(data: Path, tmp_path: Path
     assert {cost["forward_tokens"] for cost in other["computed"].values()} == {0}
     assert other["by_threshold"][0].mse != first["by_threshold"][0].mse
     assert other["correctness"] == first["correctness"]
+
+
+def test_own_outputs_change_only_features_of_b_and_p(data: Path, tmp_path: Path) -> None:
+    runner = laboratory(save_speaking_model(tmp_path / "tiny"), data, tmp_path)
+    cell = runner.experiment.list_table_cells("2")[0]
+    normal, own = runner.run(cell), runner.run(cell.model_copy(update={"outputs": "own"}))
+    assert own["computed"]["own outputs"]["forward_tokens"] > 0 and "own outputs" not in normal["computed"]
+    assert own["correctness"] == normal["correctness"], "the target is the answer under N_c"
+    assert own["columns"] + len(own["dropped_columns"]) == normal["columns"] + len(normal["dropped_columns"]) - 12
+    assert own["by_threshold"][0].mse != normal["by_threshold"][0].mse
+
+
+def test_t_is_a_quantile_of_the_training_scores(data: Path, tmp_path: Path) -> None:
+    runner = laboratory(save_speaking_model(tmp_path / "tiny"), data, tmp_path, quantiles=[0.5])
+    cell = runner.experiment.list_table_cells("2")[1]
+    answers = runner._read_answers(cell)
+    result = runner.run(cell)
+    assert result["tuned"] == pytest.approx(np.median(answers.true[:12]), abs=1e-6)
+    assert [row.threshold for row in result["by_threshold"]] == [result["tuned"]]
 
 
 def test_result_store_reads_back_unless_damaged(tmp_path: Path) -> None:
