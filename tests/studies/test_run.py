@@ -79,6 +79,18 @@ def test_study_computes_its_cells_and_writes_its_report(tmp_path: Path, prefect_
     for step in ("answering", "reading"):  # what the cells share is computed once
         assert any(result["computed"][step]["forward_tokens"] > 0 for result in results), step
 
+    folder = project.root / "studies"
+    (folder / "nll_perturbation.yaml").unlink()
+    write_study(folder, models=models, tables={**DECLARED["tables"], "11": BAD})
+    (folder / "odd.yaml").write_text("kind: odd")
+    done = project.command([*RUN, "all", "--data", "data", "--out", "index"])
+    assert done.returncode == 1 and "2 of 2 studies have gaps: " in done.stderr and "index.md says why" in done.stderr
+    odd, missing, link = sorted((project.root / "index" / "index.md").read_text().splitlines()[2:], reverse=True)
+    assert "[A small study](small/report.md): 3 parts, 1 missing" in link
+    assert "small: missing: embedded by absent" in missing and "no-such-model" in missing
+    assert "odd: no report: " in odd and "no kind of study 'odd'" in odd
+    assert (project.root / "index" / "small" / "report.json").is_file()
+
 
 @pytest.mark.slow
 @pytest.mark.soak(twin="test_study_computes_its_cells_and_writes_its_report")
