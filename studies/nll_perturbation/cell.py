@@ -166,7 +166,7 @@ class ExperimentRunner:
         """
         plain = replace(conditions, perturbation=conditions.perturbation.model_copy(update={"n_copies": 0}))
         (perturbed,) = conditions.perturber.perturb(rows)
-        own, cost = features.loc[:, ~features.columns.str.contains(r"-.\.output\.")].copy(), JobStats(0, 0, 0)
+        own_features, cost = features.loc[:, ~features.columns.str.contains(r"-.\.output\.")].copy(), JobStats(0, 0, 0)
         for condition, contexts in (("B", [()] * len(rows)), ("P", [row.contexts for row in perturbed])):
             questions = [
                 Question(interaction_id=row.interaction_id, question=row.question, contexts=row_contexts)
@@ -176,8 +176,8 @@ class ExperimentRunner:
             _, reading = plain.compute_missing(outputs, self.progress, self.runner)
             cost += answering + reading
             scored = plain.build_table(outputs).filter(regex=r"^N\.output\.")
-            own[scored.columns.str.replace("N.", f"{condition}.", n=1, regex=False)] = scored.to_numpy()
-        return own, cost
+            own_features[scored.columns.str.replace("N.", f"{condition}.", n=1, regex=False)] = scored.to_numpy()
+        return own_features, cost
 
     def _tune_t(self, cell: ExperimentCell, true: np.ndarray, out_of_fold: np.ndarray) -> float:
         if cell.metric == LABEL:

@@ -18,6 +18,8 @@ from studies.nll_perturbation.declared import LABEL, Experiment, Model, Size
 from studies.project_answers import read_project_answers
 from studies.rows import hash_order
 
+OF_PROJECT = "project's"
+"""The project's base model, as a label."""
 MIN_SIZE = Size(train=40, evaluation=20)
 """Fewer answers say nothing about a regressor with more than a hundred columns."""
 
@@ -74,18 +76,23 @@ class ReviewedAnswers:
         return compute_correctness([metric], [row.answer for row in rows], references)[metric].to_numpy()
 
     def adapt(self, experiment: Experiment) -> Experiment:
-        """Return `experiment` with the project's base model, sizes of at most these answers, and their target."""
-        label = next(iter(experiment.models))
+        """Return `experiment` with the project's base model for the first one, at most these answers, and their target.
+
+        Tables that vary the base model have one only: the answers are those of the project.
+        """
+        embedded, *other_models = experiment.models
         sizes = {
             name: Size(train=min(size.train, len(self.train)), evaluation=min(size.evaluation, len(self.evaluation)))
             for name, size in experiment.sizes.items()
         }
-        target = {} if self.references else {"metric": (LABEL,)}
-        tables = {
-            name: table.model_copy(update={"grid": table.grid.model_copy(update={"base": (label,), **target})})
-            for name, table in experiment.tables.items()
-        }
-        models = experiment.models | {label: Model(model=self.llm.model, layout=self.llm.layout)}
+        tables = {}
+        for name, table in experiment.tables.items():
+            changes: dict[str, tuple[str, ...]] = {} if self.references else {"metric": (LABEL,)}
+            changes["base"] = (OF_PROJECT,)
+            changes["perturbation"] = tuple(OF_PROJECT if m == embedded else m for m in table.grid.perturbation)
+            tables[name] = table.model_copy(update={"grid": table.grid.model_copy(update=changes)})
+        models = {OF_PROJECT: Model(model=self.llm.model, layout=self.llm.layout)}
+        models |= {name: experiment.models[name] for name in other_models}
         return experiment.model_copy(update={"sizes": sizes, "tables": tables, "models": models})
 
 

@@ -66,7 +66,11 @@ def test_project_without_ideal_answers_takes_the_labels(
 ) -> None:
     study = load(tmp_path, make_answers(model, ideal=0), monkeypatch, (20, 10))
     (part,) = study.list_parts(("headline",))
-    assert "label" in part.title and part.title.endswith("30 + 15")
+    assert (
+        part.title.startswith("project's by project's, K = 2, ")
+        and "label" in part.title
+        and part.title.endswith("30 + 15")
+    )
     result = part.compute(lambda done, total: None)
     assert result["tuned"] == 0.5 and "answering" not in result["computed"]
     (row,) = (row for row in result["by_threshold"] if row.threshold == 0.5)
