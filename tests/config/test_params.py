@@ -79,6 +79,7 @@ def test_load_params_missing_keys_are_named(tmp_path: Path) -> None:
         ("split", "holdout_frozen_at", "2026-10-15T00:00:00"),
         ("probe", "dropout", 1),
         ("probe", "huber_lambda", -1),
+        ("probe", "huber_delta", 0),
         ("probe", "patience", 0),
         ("threshold", "target", 1),
         ("threshold", "min_shown", 0),

@@ -22,7 +22,7 @@ Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 RegressorKind = Literal["random_forest", "gradient_boosting", "linear"]
 CorrectnessTarget = Literal["label", "cosine", "rouge1_f1", "rouge1_precision", "rougeL", "exact_match", "token_f1"]
-Architecture = Literal["lstm", "lstm_no_huber", "linear", "attention", "pca"]
+Architecture = Literal["lstm", "lstm_no_huber", "linear", "mlp", "attention", "pca"]
 Audit = Literal["context_removed", "answers_shuffled", "product_left_out"]
 
 
@@ -136,6 +136,7 @@ class ProbeParams(FrozenModel):
     max_epochs: Count
     patience: Count
     huber_lambda: Annotated[float, Field(ge=0)]
+    huber_delta: Positive
 
     @model_validator(mode="after")
     def _check_exported_architecture(self) -> ProbeParams:

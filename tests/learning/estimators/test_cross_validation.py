@@ -110,7 +110,7 @@ def test_fit_probe_selects_step_of_least_held_out_loss(architecture: Architectur
         path = entry.probe_class.fit_path(train.subset((fold != f).nonzero().flatten()), params)
         step = next(islice(path, history.selected_step, None))
         logits[held_out] = predict_logits(step.probe, train.subset(held_out).states)
-    loss = probe_loss(logits, train.correct, train.weight, params.huber_lambda)
+    loss = probe_loss(logits, train.correct, train.weight, params.huber_lambda, params.huber_delta)
     assert float(loss) == pytest.approx(min(history.held_out_loss), abs=1e-6)
     np.testing.assert_allclose(fitted.out_of_fold, logits.softmax(1)[:, 1], atol=1e-5)
     whole = next(islice(entry.probe_class.fit_path(train, params), history.selected_step, None))

@@ -141,9 +141,8 @@ def _fit(
         logits = torch.empty(len(train), 2)
         for rows, row_logits in zip(held_out, fold_logits, strict=True):
             logits[rows] = row_logits
-        loss = float(
-            probe_loss(logits[is_fitted], train.correct[is_fitted], train.weight[is_fitted], params.huber_lambda)
-        )
+        fitted = logits[is_fitted], train.correct[is_fitted], train.weight[is_fitted]
+        loss = float(probe_loss(*fitted, params.huber_lambda, params.huber_delta))
         curve.append((steps[0].value, fmean(step.train_loss for step in steps), loss))
         on_progress(len(curve) * len(paths), total)
         if loss < best_loss:

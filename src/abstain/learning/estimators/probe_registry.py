@@ -21,6 +21,7 @@ from abstain.learning.estimators.probes.attention import AttentionProbe
 from abstain.learning.estimators.probes.base import Probe
 from abstain.learning.estimators.probes.linear import LinearProbe
 from abstain.learning.estimators.probes.lstm import LSTMProbe
+from abstain.learning.estimators.probes.mlp import MLPProbe
 from abstain.learning.estimators.probes.pca import PCAProbe
 
 
@@ -63,6 +64,7 @@ PROBES: Mapping[Architecture, ProbeSpec] = {
     "lstm": ProbeSpec(LSTMProbe),
     "lstm_no_huber": ProbeSpec(LSTMProbe, {"huber_lambda": 0.0}),  # Huang et al.'s "no calib." row
     "linear": ProbeSpec(LinearProbe, {"huber_lambda": 0.0}),  # a logistic regression has no such term
+    "mlp": ProbeSpec(MLPProbe),
     "attention": ProbeSpec(AttentionProbe),
     "pca": ProbeSpec(PCAProbe),
 }

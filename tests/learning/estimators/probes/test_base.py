@@ -21,7 +21,6 @@ from abstain.config.params import Architecture
 from abstain.core.errors import AbstainError
 from abstain.learning.estimators import training_rows as rows_module
 from abstain.learning.estimators.probe_registry import PROBES, load_probe, save_probe
-from abstain.learning.estimators.probes import descent as module_under_test
 from abstain.learning.estimators.probes import linear as linear_module
 from abstain.learning.estimators.probes import pca as pca_module
 from abstain.learning.estimators.probes.attention import AttentionProbe
@@ -29,6 +28,7 @@ from abstain.learning.estimators.probes.base import logits_to_confidence, predic
 from abstain.learning.estimators.probes.descent import DimensionDropout, probe_loss
 from abstain.learning.estimators.probes.linear import LinearProbe
 from abstain.learning.estimators.probes.lstm import LSTMProbe
+from abstain.learning.estimators.probes.mlp import MLPProbe
 from abstain.learning.estimators.probes.pca import PCAProbe
 from abstain.learning.estimators.training_rows import TrainingRows, pad
 from tests.learning.estimators.builders import (
@@ -157,6 +157,16 @@ def test_attention_probe_matches_definition() -> None:
         logits = [(pooled * weight).sum() + bias.sum() for weight, bias in zip(values, biases, strict=True)]
         with torch.inference_mode():
             torch.testing.assert_close(module(*pad([row]))[0], torch.stack(logits), atol=1e-4, rtol=1e-4)
+
+
+def test_mlp_probe_matches_definition_in_any_order() -> None:
+    module, rows = build_probe("mlp"), ragged(1, 4, 9)
+    assert isinstance(module, MLPProbe)
+    for row in rows:
+        mean = ((row - module.mean) / module.scale).mean(0)
+        expected = module.head.weight @ (module.hidden.weight @ mean + module.hidden.bias).clamp(0) + module.head.bias
+        with torch.inference_mode():
+            torch.testing.assert_close(module(*pad([row.flip(0)]))[0], expected, atol=1e-4, rtol=1e-4)
 
 
 @settings(deadline=None, max_examples=30)
@@ -327,16 +337,13 @@ def compute_loss(logits: np.ndarray, correct: np.ndarray, weight: np.ndarray, st
 @pytest.mark.parametrize("huber_lambda", [0.0, 0.5, 3.0])
 @pytest.mark.parametrize("huber_delta", [0.01, 1.0])  # beyond the knee, and within it
 @pytest.mark.parametrize("weighted", [False, True])
-def test_probe_loss_matches_equations_7_to_9(
-    huber_lambda: float, huber_delta: float, weighted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module_under_test, "HUBER_DELTA", huber_delta)
+def test_probe_loss_matches_equations_7_to_9(huber_lambda: float, huber_delta: float, weighted: bool) -> None:
     generator = torch.Generator().manual_seed(1)
     logits = 2 * torch.randn(9, 2, generator=generator)
     correct = torch.tensor([0, 1, 1, 0, 1, 1, 0, 1, 0])
     weight = torch.rand(9, generator=generator) + 0.1 if weighted else torch.ones(9)
     weight[0] = 0.0 if weighted else 1.0
-    loss = probe_loss(logits, correct, weight, huber_lambda)
+    loss = probe_loss(logits, correct, weight, huber_lambda, huber_delta)
     expected = compute_loss(logits.numpy(), correct.numpy(), weight.numpy(), huber_lambda, huber_delta)
     assert float(loss) == pytest.approx(expected, abs=1e-6)
 

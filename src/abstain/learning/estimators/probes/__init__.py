@@ -1,1 +1,1 @@
-"""Probes over hidden states: linear, LSTM, attention, PCA."""
+"""Probes over hidden states: linear, MLP, LSTM, attention, PCA."""

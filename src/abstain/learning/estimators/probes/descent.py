@@ -21,8 +21,6 @@ from abstain.config.params import ProbeParams
 from abstain.learning.estimators.probes.base import Probe, TrainingStep
 from abstain.learning.estimators.training_rows import TrainingRows, pad
 
-HUBER_DELTA = 0.1
-"""delta of eq. 9: the gap at which the Huber term changes from quadratic to linear."""
 POOL = 8
 """Number of batches whose rows are drawn together and sorted by length; with more, a batch is less of a random sample.
 """
@@ -41,7 +39,9 @@ class DescentProbe(Probe):
         Returns:
             The description.
         """
-        huber = f" + {params.huber_lambda:g} x Huber (delta {HUBER_DELTA:g})" if params.huber_lambda else " alone"
+        huber = (
+            f" + {params.huber_lambda:g} x Huber (delta {params.huber_delta:g})" if params.huber_lambda else " alone"
+        )
         return f"cross-entropy{huber}; dropout {params.dropout:g}, seed {params.seed}"
 
     @classmethod
@@ -115,7 +115,7 @@ class DimensionDropout(Dropout):
         return torch.empty_like(values[..., :1, :])
 
 
-def probe_loss(logits: Tensor, correct: Tensor, weight: Tensor, huber_lambda: float) -> Tensor:
+def probe_loss(logits: Tensor, correct: Tensor, weight: Tensor, huber_lambda: float, huber_delta: float) -> Tensor:
     """Compute L = CE + lambda * H_delta(mean_B(max softmax) - mean_B(prediction is correct)) (eqs. 7-9).
 
     Means are weighted by `weight`; with equal weights they are the paper's. The accuracy has no gradient; the term
@@ -126,6 +126,7 @@ def probe_loss(logits: Tensor, correct: Tensor, weight: Tensor, huber_lambda: fl
         correct: int64 (B,) labels, 0 or 1.
         weight: (B,) training weights >= 0.
         huber_lambda: lambda >= 0; 0 is the "no calib." row of Huang et al.
+        huber_delta: delta > 0, the gap at which the term changes from quadratic to linear.
 
     Returns:
         The loss, a scalar.
@@ -136,7 +137,16 @@ def probe_loss(logits: Tensor, correct: Tensor, weight: Tensor, huber_lambda: fl
         return loss
     highest, predicted = logits.softmax(-1).max(-1)
     gap = (highest * share).sum() - ((predicted == correct).float() * share).sum()
-    return loss + huber_lambda * huber_loss(gap, torch.zeros_like(gap), delta=HUBER_DELTA)
+    return loss + huber_lambda * huber_loss(gap, torch.zeros_like(gap), delta=huber_delta)
+
+
+def merge_logits(head: nn.Linear) -> None:
+    """Replace the weights of a head's logits z_0 and z_1 by those of z_1 - z_0.
+
+    Args:
+        head: A layer with two outputs.
+    """
+    head.weight, head.bias = (nn.Parameter(rows.diff(dim=0)) for rows in (head.weight, head.bias))
 
 
 def _train_epoch(
@@ -147,7 +157,9 @@ def _train_epoch(
     losses = []
     for index in _make_length_batches(train.lengths, params.batch_size, generator):
         states, lengths = pad([train.states[i] for i in index.tolist()])
-        loss = probe_loss(probe(states, lengths), train.correct[index], train.weight[index], params.huber_lambda)
+        loss = probe_loss(
+            probe(states, lengths), train.correct[index], train.weight[index], params.huber_lambda, params.huber_delta
+        )
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(probe.parameters(), 1.0)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from abstain.config.params import ProbeParams
 from abstain.learning.estimators.probes.base import masked_last
-from abstain.learning.estimators.probes.descent import DescentProbe, DimensionDropout, Dropout
+from abstain.learning.estimators.probes.descent import DescentProbe, DimensionDropout, Dropout, merge_logits
 
 
 class LSTMProbe(DescentProbe):
@@ -79,5 +79,4 @@ class LSTMHead(nn.Module):
 
     def merge_logits(self) -> None:
         """Replace the head's weights by those of z_1 - z_0."""
-        head = self.head
-        head.weight, head.bias = (nn.Parameter(rows.diff(dim=0)) for rows in (head.weight, head.bias))
+        merge_logits(self.head)
