@@ -27,7 +27,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from abstain.config.params import Params, load_params
+from abstain.config.params import Params, Site, load_params
 from abstain.config.settings import Settings, load_settings
 from abstain.core.contracts import ImportedInteraction, Interaction
 from abstain.core.labels import Labels
@@ -41,7 +41,6 @@ from abstain.learning.evaluation import reviewed_split
 from abstain.learning.evaluation.leaderboard import build_leaderboard
 from abstain.learning.metrics import weighted_metrics as metrics
 from abstain.learning.metrics.bootstrap import BootstrapConfig, bootstrap, paired_difference
-from abstain.llm.engine.requests import Site
 from abstain.llm.features.extraction import FeatureSource
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.features.shard_job import JobStats

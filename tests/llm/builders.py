@@ -154,6 +154,29 @@ def plain_forward(loaded: LoadedModel, ids: list[int]) -> tuple[Tensor, tuple[Te
     return output.logits[0].float().log_softmax(-1), tuple(states[0] for states in output.hidden_states)
 
 
+def blocks_of(loaded: LoadedModel) -> torch.nn.ModuleList:
+    base = loaded.model.base_model
+    return getattr(base, "h", None) or getattr(base, "layers", None) or base.decoder.layers
+
+
+def plain_neurons(loaded: LoadedModel, ids: list[int]) -> dict[int, Tensor]:
+    """By layer what the second linear layer of the feed-forward part reads, (tokens, d_ff), by Hugging Face alone."""
+    neurons: dict[int, Tensor] = {}
+    hooks = []
+    for layer, block in enumerate(blocks_of(loaded), start=1):
+        part = getattr(block, "mlp", block)  # in OPT it is the block itself
+        (down,) = (getattr(part, name) for name in ("down_proj", "c_proj", "fc2") if hasattr(part, name))
+        hooks.append(
+            down.register_forward_pre_hook(
+                lambda _m, read, at=layer: neurons.update({at: read[0].reshape(len(ids), -1)})
+            )
+        )
+    plain_forward(loaded, ids)
+    for hook in hooks:
+        hook.remove()
+    return neurons
+
+
 def surprise(log_p: Tensor, ids: list[int]) -> Tensor:
     """(tokens, 2): NLL and entropy of `ids`; nan for the first token."""
     nll = -log_p[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]

@@ -191,7 +191,8 @@ def test_parse_states_reads_half_precision() -> None:
 @pytest.mark.parametrize(
     ("content", "changes", "spec", "message"),
     [
-        (example(), {}, {"site": "mlp"}, "feed-forward block, which no engine gives"),
+        (example(), {}, {"site": "mlp"}, "the site mlp, which no engine gives"),
+        (example(), {}, {"site": "neurons"}, "the site neurons, which no engine gives"),
         (file_of(torch.zeros(5, 1, 3), [0, 1, EOS, 3, 4]), {}, {}, "what ends an answer stands within it"),
         (example(dtype=torch.float64), {}, {}, "hidden_states are torch.float64"),
         (example(width=4), {}, {}, "4 wide"),

@@ -339,7 +339,7 @@ def test_features_unusable_input_raises_before_any_pass(bank: Params, monkeypatc
 @pytest.mark.parametrize(("depth", "layers"), [(30, [10, 15, 20, 25]), (4, [1, 2, 3]), (1, [1])])
 def test_list_candidate_sites_spans_middle_layers(depth: int, layers: list[int]) -> None:
     assert [(at.layer, at.site) for at in list_candidate_sites(depth)] == [
-        (layer, site) for layer in layers for site in ("residual", "mlp")
+        (layer, site) for layer in layers for site in ("residual", "mlp", "neurons")
     ]
 
 

@@ -23,6 +23,7 @@ Count = Annotated[int, Field(ge=1)]
 RegressorKind = Literal["random_forest", "gradient_boosting", "linear"]
 CorrectnessTarget = Literal["label", "cosine", "rouge1_f1", "rouge1_precision", "rougeL", "exact_match", "token_f1"]
 Architecture = Literal["lstm", "lstm_no_huber", "linear", "mlp", "attention", "pca"]
+Site = Literal["residual", "mlp", "neurons"]
 Audit = Literal["context_removed", "answers_shuffled", "product_left_out"]
 
 
@@ -42,7 +43,7 @@ class LLMParams(FrozenModel):
     model: str
     layout: str
     layer: Count | Literal["auto"]
-    site: Literal["residual", "mlp"]
+    site: Site
     too_long: Literal["refuse", "drop_chunks"]
     includes_eos: bool
 
@@ -231,7 +232,7 @@ class SweepParams(FrozenModel):
 
     architecture: Architecture
     layers: tuple[Count, ...]
-    sites: tuple[Literal["residual", "mlp"], ...]
+    sites: tuple[Site, ...]
     contexts: tuple[Count, ...]
 
 

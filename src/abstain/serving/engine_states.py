@@ -188,10 +188,8 @@ def _get_layer_index(description: StatesDescription, spec: FeatureSpec) -> int:
     """Return the index, among the layers of the file, of the layer that `spec` reads."""
     layers = description.layers
     layer_list = ", ".join(map(str, layers))
-    if spec.site == "mlp":
-        _raise_mismatch(
-            "the probe reads the output of a feed-forward block, which no engine gives: train with llm.site: residual"
-        )
+    if spec.site != "residual":
+        _raise_mismatch(f"the probe reads the site {spec.site}, which no engine gives: train with llm.site: residual")
     if len(set(layers)) < len(layers) or max(layers) > spec.depth:
         _raise_mismatch(f"layers {layer_list}: {spec.model} has 0 (its embedding) to {spec.depth}, each once")
     if spec.layer not in layers:

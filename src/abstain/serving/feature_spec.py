@@ -8,10 +8,11 @@ from typing import Literal
 
 from pydantic import Field
 
+from abstain.config.params import Site
 from abstain.config.settings import Settings
 from abstain.core.contracts import Row
 from abstain.llm.engine.loading import find_model, load_tokenizer, read_layer_count
-from abstain.llm.engine.requests import EOS, NLL, Generate, HiddenStates, NextTokenProbs, Site, get_chosen_layer
+from abstain.llm.engine.requests import EOS, NLL, Generate, HiddenStates, NextTokenProbs, get_chosen_layer
 from abstain.llm.engine.tokenization import encode_segments, load_model_layout
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.serving.live_scorer import LiveScorer

@@ -15,20 +15,25 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import LlamaConfig
 
+from abstain.config.params import Site
 from abstain.core.errors import AbstainError
 from abstain.llm.engine import attention, self_check
-from abstain.llm.engine.decoder import Decoder
+from abstain.llm.engine import decoder as decoder_module
+from abstain.llm.engine.decoder import Decoder, Hook
 from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.loading import LoadedModel, get_context_length, load_model
 from abstain.llm.engine.planner import RequestPlan
 from abstain.llm.engine.prefix_tree import MIN_SHARED, Node, build_tree, count_distinct_tokens, walk
 from abstain.llm.engine.prompts import PromptSegments, Segment
-from abstain.llm.engine.requests import HiddenStates, Request, Site
+from abstain.llm.engine.requests import HiddenStates, Request
 from abstain.llm.engine.tokenization import encode_prompt
 from tests.llm.builders import (
     LAYERS,
+    WIDTH,
     WINDOW,
+    blocks_of,
     plain_forward,
+    plain_neurons,
     shared_model,
     tiny_model,
     tiny_pass,
@@ -41,11 +46,6 @@ FAMILIES = ["llama", "qwen2", "gemma3", "gpt2", "opt"]
 TOLERANCE = 1e-4
 """Absolute, of any entry of the tiny models' float32 states. The largest are 34, and 4e-5 is measured."""
 LLAMA = shared_model("llama")
-
-
-def blocks_of(loaded: LoadedModel) -> torch.nn.ModuleList:
-    base = loaded.model.base_model
-    return getattr(base, "h", None) or getattr(base, "layers", None) or base.decoder.layers
 
 
 def length(loaded: LoadedModel, pass_: PromptSegments) -> int:
@@ -145,7 +145,33 @@ def test_engine_mlp_site_is_the_feed_forward_output(family: str) -> None:
     assert max_difference(states_of(loaded, tiny_passes(), layers), expected) > 100 * TOLERANCE
 
 
-@pytest.mark.parametrize(("layers", "site"), [((1, 3), "residual"), ((3, 2), "mlp"), ((LAYERS,), "residual")])
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    ("family", "packed"), [*((family, True) for family in FAMILIES), ("llama", False), ("opt", False)]
+)
+def test_engine_neurons_are_what_the_down_projection_reads(family: str, packed: bool) -> None:
+    loaded, layers = shared_model(family), (1, 3, LAYERS)
+    expected = {}
+    for key, pass_ in tiny_passes().items():
+        encoded = encode_prompt(loaded.tokenizer, pass_)
+        neurons = plain_neurons(loaded, encoded.ids)
+        expected[key] = torch.stack([neurons[layer][encoded.spans["answer"][0] :] for layer in layers])
+    assert {states.shape[2] for states in expected.values()} == {4 * WIDTH if family == "gpt2" else 2 * WIDTH}
+    assert max_difference(states_of(loaded, tiny_passes(), layers, "neurons", packed=packed), expected) <= TOLERANCE
+    decoder = Engine(loaded, 100, packed).decoder
+    assert decoder.get_width(Hook(2, "neurons")) == next(iter(expected.values())).shape[2]
+    assert decoder.get_width(Hook(2, "mlp")) == decoder.get_width(Hook(2)) == WIDTH
+
+
+def test_engine_neurons_of_no_tokens_have_their_width() -> None:
+    request = Request(tiny_pass(answer=""), HiddenStates(2, "neurons", ("answer",)), "a")
+    ((_, states),) = Engine(LLAMA, 4096).run({"a": request})
+    assert states.shape == (0, 2 * WIDTH)
+
+
+@pytest.mark.parametrize(
+    ("layers", "site"), [((1, 3), "residual"), ((3, 2), "mlp"), ((3, 2), "neurons"), ((LAYERS,), "residual")]
+)
 @pytest.mark.parametrize("packed", [True, False])
 def test_engine_computes_nothing_above_the_deepest_layer(packed: bool, layers: tuple[int, ...], site: Site) -> None:
     engine = Engine(LLAMA, 600, packed)
@@ -316,6 +342,12 @@ def test_engine_pass_may_fill_the_window_only() -> None:
 def test_engine_mlp_site_missing_names_residual() -> None:
     with pytest.raises(AbstainError, match="tiny-opt has no .* set llm.site to residual"):
         states_of(shared_model("opt"), {"a": tiny_pass()}, (1,), "mlp")
+
+
+def test_engine_neurons_without_a_down_projection_name_residual(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoder_module, "DOWN_PROJECTION_NAMES", ("of_experts",))
+    with pytest.raises(AbstainError, match="layer 1 of tiny-llama has no single down projection.* to residual"):
+        states_of(LLAMA, {"a": tiny_pass()}, (1,), "neurons")
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:

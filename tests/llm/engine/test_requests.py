@@ -27,6 +27,7 @@ from tests.llm.builders import (
     WINDOW,
     byte_tokenizer,
     plain_forward,
+    plain_neurons,
     plain_surprise,
     shared_model,
     surprise,
@@ -117,6 +118,15 @@ def test_generate_is_greedy_with_states_of_the_finished_pass(family: str, packed
             assert_close(answer.choices, steps[:, chosen].exp())
             assert torch.equal(answer.to_cache_row(eos)[:, 0], torch.tensor(written).float())
             assert torch.equal(answer.to_cache_row(eos)[:, 1:], answer.choices)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_generate_neurons_are_those_of_the_finished_pass(family: str, packed: bool) -> None:
+    loaded, neurons, prompt = shared_model(family), HiddenStates(2, "neurons", ("answer",)), tiny_pass()[PROMPT]
+    (answer,) = run(loaded, Generate(6, states=neurons), {"a": prompt}, packed)["a"]
+    ids = encode_prompt(loaded.tokenizer, prompt).ids
+    assert_close(answer.states, plain_neurons(loaded, [*ids, *answer.tokens])[2][len(ids) :])
 
 
 def test_generate_cost_is_that_of_the_tokens_written() -> None:

@@ -10,39 +10,57 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
+from abstain.config.params import Site
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.attention import KeysValues, PackedBatch, packed_attention
 from abstain.llm.engine.device import keep_freed_memory
 from abstain.llm.engine.loading import LoadedModel, get_context_length, require_layer
 from abstain.llm.engine.prefix_tree import Node, build_tree, walk
-from abstain.llm.engine.requests import Site
 from abstain.llm.engine.self_check import SelfCheckResult, load_or_run_self_check
 
 log = logging.getLogger(__name__)
 
 CHUNK_BYTES = {"cpu": 1 << 24, "cuda": 1 << 28}
 """Size of one chunk's logits in float32: small enough for a CPU's cache, large enough to keep a GPU busy."""
+FEED_FORWARD_NAMES = ("mlp", "feed_forward", "ffn")
+DOWN_PROJECTION_NAMES = ("down_proj", "c_proj", "fc2", "dense_4h_to_h", "fc_out")
+"""Names of a block's feed-forward part, and of that part's second linear layer, in the families of transformers."""
 CHECK_TOLERANCE = 0.1
 """Tolerated relative difference: bfloat16 reaches 0.03, a token missing from attention 0.5 and more."""
 
 
 @dataclass(frozen=True)
 class Hook:
-    """A point in the decoder whose output can be read.
+    """A point in the decoder whose states can be read.
 
     Attributes:
         layer: Decoder block, counted from 1.
-        site: "residual" is the residual stream after the block, "mlp" the output of its feed-forward part.
+        site: "residual" is the residual stream after the block, "mlp" the output of its feed-forward part, "neurons"
+            the input of that part's down projection.
     """
 
     layer: int
     site: Site = "residual"
+
+    def select_states(self, inputs: tuple[Any, ...], output: Any, rows: int) -> Tensor:
+        """Select the states from what the hooked module reads and returns.
+
+        Args:
+            inputs: Positional arguments of the module.
+            output: Its output.
+            rows: Number of rows of the batch.
+
+        Returns:
+            (rows, tokens, d); some families' feed-forward parts see (rows x tokens, d).
+        """
+        states: Tensor = inputs[0] if self.site == "neurons" else output[0] if isinstance(output, tuple) else output
+        return states.reshape(rows, -1, states.shape[-1])
 
 
 Span = tuple[int, int]
@@ -106,13 +124,13 @@ class Decoder:
         return device
 
     def get_module(self, hook: Hook) -> nn.Module:
-        """Return the module whose output a hook reads.
+        """Return the module whose output, or input of a down projection, a hook reads.
 
         Args:
             hook: Layer and site.
 
         Returns:
-            The block, or its feed-forward part.
+            The block, its feed-forward part, or the down projection of that part.
 
         Raises:
             AbstainError: The layer or the site does not exist.
@@ -121,13 +139,27 @@ class Decoder:
         block = self._blocks[hook.layer - 1]
         if hook.site == "residual":
             return block
-        for name in ("mlp", "feed_forward", "ffn"):
-            if hasattr(block, name):
-                return getattr(block, name)  # type: ignore[no-any-return]
-        raise AbstainError(
-            Code.MODEL_UNSUITABLE,
-            f"{self.loaded.ref.name} has no separate feed-forward block: set llm.site to residual",
-        )
+        feed_forward = _find_child(block, FEED_FORWARD_NAMES)
+        if hook.site == "mlp":
+            if feed_forward is None:
+                raise AbstainError(
+                    Code.MODEL_UNSUITABLE,
+                    f"{self.loaded.ref.name} has no separate feed-forward block: set llm.site to residual",
+                )
+            return feed_forward
+        down_projection = _find_child(block if feed_forward is None else feed_forward, DOWN_PROJECTION_NAMES)
+        if down_projection is None:
+            raise AbstainError(
+                Code.MODEL_UNSUITABLE,
+                f"layer {hook.layer} of {self.loaded.ref.name} has no single down projection, whose input are its "
+                "neurons: set llm.site to residual",
+            )
+        return down_projection
+
+    def get_width(self, hook: Hook) -> int:
+        """Return d, the width of the states of a hook: that of the model, or the number of neurons of a block."""
+        width: int = self.config.hidden_size
+        return self.get_module(hook).get_parameter("weight").numel() // width if hook.site == "neurons" else width
 
     def forward(
         self,
@@ -230,10 +262,11 @@ class Decoder:
         captured: dict[Hook, Tensor] = {}
         # After the last block comes the final norm, whose output is what `hidden_states[-1]` holds.
         final = Hook(self.n_layers)
-        last = Hook(depth) if Hook(depth) in hooks else Hook(depth, "mlp")
+        sites = [site for site in get_args(Site) if Hook(depth, site) in hooks]
+        last = Hook(depth, sites[0]) if sites else None  # a block computes its residual stream last, its neurons first
         with ExitStack() as stack:
             for hook in hooks - {final}:
-                capture = _make_capture_hook(captured, hook, exit_after=hook == last)
+                capture = _make_capture_hook(captured, hook, len(ids), exit_after=hook == last)
                 stack.callback(self.get_module(hook).register_forward_hook(capture).remove)
             try:
                 output = self._decoder(input_ids=ids.to(self.device), use_cache=False, **positions)
@@ -358,13 +391,17 @@ def _pick_rows(value: Any, rows: Tensor, n_tokens: int) -> Any:
     return tuple(_pick_rows(part, rows, n_tokens) for part in value) if isinstance(value, tuple) else value
 
 
-def _make_capture_hook(captured: dict[Hook, Tensor], hook: Hook, *, exit_after: bool) -> Callable[..., None]:
-    def callback(_module: nn.Module, _inputs: Any, output: Any) -> None:
-        captured[hook] = output[0] if isinstance(output, tuple) else output
+def _make_capture_hook(captured: dict[Hook, Tensor], hook: Hook, rows: int, *, exit_after: bool) -> Callable[..., None]:
+    def callback(_module: nn.Module, inputs: Any, output: Any) -> None:
+        captured[hook] = hook.select_states(inputs, output, rows)
         if exit_after:
             raise _EarlyExit
 
     return callback
+
+
+def _find_child(module: nn.Module, names: Sequence[str]) -> nn.Module | None:
+    return next((child for name in names if (child := getattr(module, name, None)) is not None), None)
 
 
 def _find_blocks(decoder: nn.Module, n_layers: int) -> nn.ModuleList:

@@ -251,7 +251,7 @@ def _assemble(entry: EncodedRequest, path: Sequence[Node], plan: RequestPlan) ->
         elif first < last:
             parts.append(plan.get_surprise(node)[first:last])
     if not parts:  # the segment is empty
-        return plan.no_rows if isinstance(operation, HiddenStates) else torch.empty(0, 2)
+        return plan.make_no_states(operation) if isinstance(operation, HiddenStates) else torch.empty(0, 2)
     result = torch.cat(parts)
     defined = result[1:] if isinstance(operation, NLL) and entry.first == 0 else result
     if not torch.isfinite(defined).all():

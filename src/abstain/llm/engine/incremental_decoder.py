@@ -113,9 +113,8 @@ class KVCacheDecoder:
         with self._decoder.lock, ExitStack() as stack:
             for hook in hooks - {final}:
 
-                def capture(_module: Any, _inputs: Any, output: Any, hook: Hook = hook) -> None:
-                    # Some families' feed-forward parts see (rows x tokens, d), the others (rows, tokens, d).
-                    states[hook] = (output[0] if isinstance(output, tuple) else output).reshape(len(tokens), -1)
+                def capture(_module: Any, inputs: Any, output: Any, hook: Hook = hook) -> None:
+                    states[hook] = hook.select_states(inputs, output, len(tokens))[:, 0]
 
                 stack.callback(self._decoder.get_module(hook).register_forward_hook(capture).remove)
             ids = torch.tensor(tokens)[:, None]

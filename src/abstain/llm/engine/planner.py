@@ -97,7 +97,7 @@ class RequestPlan:
             self.nodes = [Node(list(ids), prompt_indices=[index]) for index, ids in enumerate(self.prompts)]
             self.nodes.sort(key=len, reverse=True)
             self.batches = _fill_padded_batches(self.nodes, batch_tokens)
-        self.no_rows = torch.empty(0, decoder.config.hidden_size, dtype=decoder.loaded.model.dtype)
+        self._decoder = decoder
         self.kv_cache: dict[Node, KeysValues] = {}
         self.results = {node: NodeResults() for node in self.nodes}
         self.requested: defaultdict[Node, dict[Hook, Span]] = defaultdict(dict)
@@ -138,6 +138,18 @@ class RequestPlan:
         """
         for index in node.prompt_indices:
             yield from self.entries[self.prompts[index]]
+
+    def make_no_states(self, operation: HiddenStates) -> Tensor:
+        """Make the result of an operation whose segments are empty.
+
+        Args:
+            operation: The operation.
+
+        Returns:
+            (0, d) in the model's dtype.
+        """
+        width = self._decoder.get_width(Hook(operation.layer, operation.site))
+        return torch.empty(0, width, dtype=self._decoder.loaded.model.dtype)
 
     def get_surprise(self, node: Node) -> Tensor:
         """Return NLL and entropy of the tokens of a node, to be read and written.

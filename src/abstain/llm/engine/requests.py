@@ -9,12 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from abstain.config.params import LLMParams
+from abstain.config.params import LLMParams, Site
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.prompts import PromptSegments
 
-Site = Literal["residual", "mlp"]
 EOS = "eos"
 """Name of the segment that ends an answer."""
 
@@ -47,7 +46,8 @@ class HiddenStates:
     Attributes:
         layer: Decoder block, counted from 1.
         site: "residual" is the residual stream after the block, equal to Hugging Face's `hidden_states[layer]` (after
-            the final norm for the last block); "mlp" is the output of the block's feed-forward part.
+            the final norm for the last block); "mlp" is the output of the block's feed-forward part; "neurons" are that
+            part's knowledge neurons (Dai et al. 2022), the input of its down projection, and d is then their number.
         segments: Names of the adjacent prompt segments.
     """
 

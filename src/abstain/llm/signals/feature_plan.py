@@ -10,12 +10,13 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import get_args
 
-from abstain.config.params import LLMParams, Params
+from abstain.config.params import LLMParams, Params, Site
 from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
 from abstain.core.scorer_names import FREE, FUSION, ONE_PASS, PROBE, REGRESSORS, TWO_PASSES
-from abstain.llm.engine.requests import Site, get_chosen_layer, make_probe_operation
+from abstain.llm.engine.requests import get_chosen_layer, make_probe_operation
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.signals.base import RunsModel, Scorer
 from abstain.llm.signals.compute_features import FeatureWork, collect_feature_requests
@@ -56,7 +57,7 @@ def get_served_site(params: Params) -> ProbeSite:
 def list_candidate_sites(depth: int) -> list[ProbeSite]:
     """List the sites that `llm.layer: auto` chooses from, shallower ones first.
 
-    These are both sites of the layers at a third, a half, two thirds and five sixths of the depth: the papers of the
+    These are all sites of the layers at a third, a half, two thirds and five sixths of the depth: the papers of the
     methods find the best ones in the middle or soon after it.
 
     Args:
@@ -66,7 +67,7 @@ def list_candidate_sites(depth: int) -> list[ProbeSite]:
         The sites.
     """
     layers = dict.fromkeys(max(1, round(depth * sixths / 6)) for sixths in (2, 3, 4, 5))
-    return [ProbeSite(layer, site) for layer in layers for site in ("residual", "mlp")]
+    return [ProbeSite(layer, site) for layer in layers for site in get_args(Site)]
 
 
 def list_sweep_sites(params: Params) -> list[ProbeSite]:
