@@ -27,7 +27,7 @@ from tests.stages.conftest import Finished, change, enter_copy, run_stages
 pytestmark = pytest.mark.slow
 
 ASKING = ("yes_score", "yes_score_tokens", "yes_score_fused", "verbalized")
-OWN_MODELS = ("entailment", "extractive_qa", "familiarity")
+WITHOUT_PASS = ("entailment", "extractive_qa", "familiarity", "overlap", "text_similarity")
 
 
 def read_served_confidences() -> pd.Series:
@@ -41,7 +41,7 @@ def wide_bank(finished: Finished, tmp_path_factory: pytest.TempPathFactory) -> I
     params = change(
         change(finished.params, "audits", enabled=()),
         "scorers",
-        enabled=(*finished.params.scorers.enabled, *ASKING, *OWN_MODELS),
+        enabled=(*finished.params.scorers.enabled, *ASKING, *WITHOUT_PASS),
         entailment_model=str(save_encoder(root / "nli", "classify")),
         extractive_qa_model=str(save_encoder(root / "qa", "answer")),
     )
@@ -62,7 +62,7 @@ def wide(wide_bank: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     "name",
     [
-        *("probe", "sequence_log_prob", "context_gain", "writer", *ASKING, *OWN_MODELS, "linear_label"),
+        *("probe", "sequence_log_prob", "context_gain", "writer", *ASKING, *WITHOUT_PASS, "linear_label"),
         *FUSIONS,
     ],
 )
@@ -86,7 +86,7 @@ def test_exported_files_decide_as_evaluated(wide: Params, name: str) -> None:
     whole = {f"{name}, of its files"} if name.startswith("fusion") else set()
     assert parity["by_component"].keys() == {"probe", *files, *whole} and parity["max_abs_difference"] < 1e-4
     assert files == {name, *served["components"]} - {
-        *("probe", "sequence_log_prob", "context_gain", *ASKING, *OWN_MODELS)
+        *("probe", "sequence_log_prob", "context_gain", *ASKING, *WITHOUT_PASS)
     }
 
 
@@ -97,7 +97,7 @@ def test_evaluate_served_fusion_as_it_decides(wide: Params) -> None:
     assert "fusion" in (paths.REPORT / "report.html").read_text()
     evaluation = artifacts.read_json(paths.EVALUATION)
     assert evaluation["kinds"]["fusion"] == "served fusion" and evaluation["served"]["name"] == "fusion"
-    assert set(OWN_MODELS) < evaluation["kinds"].keys()
+    assert set(WITHOUT_PASS) < evaluation["kinds"].keys()
     scores = pd.read_parquet(paths.SCORES).set_index("interaction_id")
     expected = read_served_confidences()[scores.index]
     np.testing.assert_allclose(scores["fusion"], expected, rtol=0, atol=1e-4)
@@ -120,7 +120,7 @@ def test_choose_scorer_serves_cheapest_of_the_best(wide: Params) -> None:
     assert costs == sorted(costs) and rows["writer"]["forward_tokens"] == 0, "the writer's scores need no pass"
     assert rows["fusion_free"]["forward_tokens"] == rows["probe"]["forward_tokens"]
     assert rows.keys() == {
-        *("probe", "writer", "sequence_log_prob", "context_gain", *ASKING, *OWN_MODELS),
+        *("probe", "writer", "sequence_log_prob", "context_gain", *ASKING, *WITHOUT_PASS),
         *FUSIONS,
         *REGRESSORS,
     }

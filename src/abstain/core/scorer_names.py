@@ -8,6 +8,7 @@ WRITER = "writer"
 YES_SCORES = ("yes_score", "yes_score_tokens", "yes_score_fused")
 VERBALIZED = "verbalized"
 FAMILIARITY = "familiarity"
+OVERLAP, TEXT_SIMILARITY = "overlap", "text_similarity"
 ENTAILMENT, EXTRACTIVE_QA = WITH_MODEL = "entailment", "extractive_qa"
 """Scorers that run a model beside the base model: `scorers.NAME_model`."""
 FUSION = "fusion"

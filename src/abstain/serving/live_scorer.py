@@ -22,6 +22,7 @@ from abstain.core.bundle_format import require_format
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.scorer_names import FUSIONS, PROBE, WRITER
+from abstain.knowledge.retrieval.encoder import EMBEDDED_ENCODER, SentenceEncoder
 from abstain.learning.estimators.onnx_logistic import OnnxLogistic
 from abstain.learning.estimators.onnx_probe import OnnxProbe
 from abstain.llm.engine.loading import find_model, pin_revision
@@ -250,8 +251,9 @@ class _ComponentLoader:
         if user not in self.description["models"]:
             return None
         name, revision = self.description["models"][user]
-        pinned = pin_revision(name, revision)
-        if (local_revision := find_model(pinned, self.settings).revision) != revision:
+        is_encoder, pinned = name == EMBEDDED_ENCODER, pin_revision(name, revision)
+        local_revision = SentenceEncoder().identity if is_encoder else find_model(pinned, self.settings).revision
+        if local_revision != revision:
             raise AbstainError(
                 Code.VERSION_MISMATCH,
                 f"{user} was trained with {name}@{revision}, but this machine has @{local_revision}: fetch that "

@@ -17,9 +17,9 @@ from tests.llm.signals.builders import save_encoder
 
 NAMES = ("sequence_log_prob", "yes_score", "yes_score_fused", "verbalized", "entailment", "extractive_qa")
 EVERY_NAME = (
-    *("sequence_log_prob", "joint_log_prob", "mean_log_prob", "min_log_prob", "entropy", "context_gain"),
+    *("sequence_log_prob", "joint_log_prob", "mean_log_prob", "min_log_prob", "entropy", "context_gain", "overlap"),
     *("yes_score", "yes_score_tokens", "yes_score_fused", "verbalized", "entailment", "extractive_qa", "familiarity"),
-    "writer",
+    *("text_similarity", "writer"),
 )
 
 

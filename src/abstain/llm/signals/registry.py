@@ -14,7 +14,16 @@ from abstain.config.params import LLMParams, Params
 from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.core.scorer_names import ENTAILMENT, EXTRACTIVE_QA, FAMILIARITY, VERBALIZED, WITH_MODEL, WRITER, YES_SCORES
+from abstain.core.scorer_names import (
+    ENTAILMENT,
+    EXTRACTIVE_QA,
+    FAMILIARITY,
+    TEXT_SIMILARITY,
+    VERBALIZED,
+    WITH_MODEL,
+    WRITER,
+    YES_SCORES,
+)
 from abstain.llm.engine.loading import find_model, load_tokenizer
 from abstain.llm.engine.requests import get_tracked_tokens
 from abstain.llm.signals.base import Scorer, ScorerUnavailable, Signal
@@ -23,6 +32,8 @@ from abstain.llm.signals.extractive_qa import make_extractive_scorer
 from abstain.llm.signals.familiarity import make_familiarity_scorer
 from abstain.llm.signals.length import LengthOnly
 from abstain.llm.signals.likelihood import LIKELIHOOD_SIGNALS
+from abstain.llm.signals.overlap import OVERLAP_SIGNAL
+from abstain.llm.signals.text_similarity import make_text_similarity
 from abstain.llm.signals.verbalized import make_verbalized_signal
 from abstain.llm.signals.writer import WriterScores
 from abstain.llm.signals.yes_no import make_yes_no_signals
@@ -116,9 +127,10 @@ def _make_scorer_factories(
         return check_layout(signal)
 
     return {
-        **{signal.name: partial(check_layout, signal) for signal in LIKELIHOOD_SIGNALS},
+        **{signal.name: partial(check_layout, signal) for signal in (*LIKELIHOOD_SIGNALS, OVERLAP_SIGNAL)},
         **{name: partial(make_asking_signal, name) for name in (*YES_SCORES, VERBALIZED)},
         ENTAILMENT: partial(make_entailment_scorer, models.get(ENTAILMENT), settings),
         EXTRACTIVE_QA: partial(make_extractive_scorer, models.get(EXTRACTIVE_QA), settings),
         FAMILIARITY: partial(make_familiarity_scorer, llm, settings),
+        TEXT_SIMILARITY: partial(make_text_similarity, settings),
     }

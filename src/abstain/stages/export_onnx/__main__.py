@@ -17,7 +17,8 @@ from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
-from abstain.core.scorer_names import FUSIONS, PROBE, WITH_MODEL, WRITER
+from abstain.core.scorer_names import FUSIONS, PROBE, TEXT_SIMILARITY, WITH_MODEL, WRITER
+from abstain.knowledge.retrieval.encoder import EMBEDDED_ENCODER, SentenceEncoder
 from abstain.learning.estimators.fusion import Fusion
 from abstain.learning.estimators.onnx_logistic import OnnxLogistic, fusion_to_onnx, logistic_to_onnx
 from abstain.learning.estimators.onnx_probe import OnnxProbe, export_probe, measure_parity
@@ -91,7 +92,10 @@ def _list_models(params: Params, served: ScorerChoice) -> dict[str, tuple[str, s
     models = {name: getattr(params.scorers, f"{name}_model") for name in WITH_MODEL if name in served.components}
     models["perturbation"] = params.perturbation.model if params.perturbation.n_copies else None
     settings = load_settings()
-    return {user: (name, find_model(name, settings).revision) for user, name in models.items() if name}
+    revisions = {user: (name, find_model(name, settings).revision) for user, name in models.items() if name}
+    if TEXT_SIMILARITY in served.components:
+        revisions[TEXT_SIMILARITY] = (EMBEDDED_ENCODER, SentenceEncoder().identity)
+    return revisions
 
 
 def _export_components(served: ScorerChoice) -> tuple[dict[str, bytes], dict[str, float]]:
