@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.ensemble import RandomForestRegressor
 
 from abstain.config.params import RegressorFit, RegressorKind
 from abstain.core.errors import AbstainError
@@ -227,6 +228,13 @@ def test_predict_path_forest_uses_share_of_trees() -> None:
     assert len(entry.fit(train, 40, PARAMS).named_steps["regressor"].estimators_) == 40
 
 
+def test_default_forest_has_the_defaults_of_scikit_learn() -> None:
+    train, defaults = make_training_set(80, 1), RandomForestRegressor()
+    forest = REGRESSOR_ALGORITHMS["default_forest"].fit(train, 10, PARAMS).named_steps["regressor"]
+    changed = {name for name, value in forest.get_params().items() if value != defaults.get_params()[name]}
+    assert changed == {"n_estimators", "random_state", "n_jobs"}
+
+
 @every_kind
 def test_regressors_impute_median_and_accept_empty_column(kind: RegressorKind) -> None:
     train, entry = make_training_set(80, 1), REGRESSOR_ALGORITHMS[kind]
@@ -244,7 +252,7 @@ def test_regressors_follow_relative_weights(kind: RegressorKind) -> None:
     """A region in which half of the rows say 0 and half say 1, the latter with thrice the weight."""
     features, target = np.repeat(np.arange(4, dtype=np.float32), 60)[:, None], np.tile([0.0, 1.0], 120)
     weight = np.where(target == 1, 3.0, 1.0)
-    step = {"random_forest": 40, "gradient_boosting": 150, "linear": PENALTIES[-1]}[kind]
+    step = {"gradient_boosting": 150, "linear": PENALTIES[-1]}.get(kind, 40)
     heavy, same = (
         REGRESSOR_ALGORITHMS[kind].fit(RegressorTrainingSet(features, target, given), step, PARAMS).predict(features)
         for given in (weight, weight / 7)

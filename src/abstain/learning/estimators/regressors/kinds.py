@@ -121,6 +121,13 @@ class RandomForest:
         return pipeline
 
 
+class DefaultForest(RandomForest):
+    """With scikit-learn's defaults, all features at each split and leaves of one row; the paper states none."""
+
+    def fit(self, train: RegressorTrainingSet, step: float, params: RegressorFit) -> Pipeline:
+        return super().fit(train, step, params.model_copy(update={"max_features": 1.0, "min_leaf": 1}))
+
+
 class GradientBoosting:
     """Shallow trees, each on half of the rows; the steps of the path are the boosting rounds."""
 
@@ -163,6 +170,7 @@ class Linear:
 
 REGRESSOR_ALGORITHMS: Mapping[RegressorKind, RegressorAlgorithm] = {
     "random_forest": RandomForest(),
+    "default_forest": DefaultForest(),
     "gradient_boosting": GradientBoosting(),
     "linear": Linear(),
 }
