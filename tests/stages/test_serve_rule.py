@@ -5,11 +5,12 @@ import pytest
 
 from abstain.config.params import ServeParams
 from abstain.core.errors import AbstainError
+from abstain.core.scorer_names import NOT_SERVED
 from abstain.learning.metrics.bootstrap import Estimate
 from abstain.stages.choose_scorer.__main__ import choose_served_scorer
 
 COSTS = {"writer": 0.0, "probe": 50.0, "fusion_free": 50.0, "min_log_prob": 80.0, "fusion_one_pass": 80.0}
-WHY = {"entailment": "no model"}
+WHY = {"entailment": "no model", "cross_encoder": NOT_SERVED["cross_encoder"]}
 
 
 def make_serve(**changes: Any) -> ServeParams:
@@ -41,7 +42,7 @@ def test_choose_served_scorer_follows_serve_params(params: ServeParams, aurocs: 
     assert choose_served_scorer(params, COSTS, make_aurocs(**aurocs), WHY) == name
 
 
-@pytest.mark.parametrize(("scorer", "reason"), [("entailment", WHY["entailment"]), ("nothing", "no such scorer")])
+@pytest.mark.parametrize(("scorer", "reason"), [*WHY.items(), ("nothing", "no such scorer")])
 def test_choose_served_scorer_that_cannot_decide_raises(scorer: str, reason: str) -> None:
     with pytest.raises(AbstainError, match=f"serve.scorer: {scorer} .*{reason}.*{', '.join(COSTS)}$"):
         choose_served_scorer(make_serve(scorer=scorer), COSTS, make_aurocs(), WHY)

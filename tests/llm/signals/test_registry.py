@@ -1,6 +1,7 @@
 import shutil
 from importlib import resources
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,7 +20,7 @@ NAMES = ("sequence_log_prob", "yes_score", "yes_score_fused", "verbalized", "ent
 EVERY_NAME = (
     *("sequence_log_prob", "joint_log_prob", "mean_log_prob", "min_log_prob", "entropy", "context_gain", "overlap"),
     *("yes_score", "yes_score_tokens", "yes_score_fused", "verbalized", "entailment", "extractive_qa", "familiarity"),
-    *("text_similarity", "writer"),
+    *("text_similarity", "cross_encoder", "writer"),
 )
 
 
@@ -86,8 +87,8 @@ def test_fusions_by_what_their_components_read(tiny_folder: Path, settings: Sett
     names = ("sequence_log_prob", "joint_log_prob", "context_gain", "verbalized", "writer")
     params = params_for(tiny_folder, enabled=names)
     scorers = build_scorers(params, settings).scorers
-    components = list_components(params, scorers)
-    assert components.keys() == {"probe", "regressors", *names}, "all but the baseline"
+    components = list_components(params, (*scorers, SimpleNamespace(name="cross_encoder", requires=())))
+    assert components.keys() == {"probe", "regressors", *names}, "all but what cannot be served"
     one_pass = {"probe", "sequence_log_prob", "joint_log_prob", "writer"}
     two_passes = one_pass | {"context_gain", "regressors"}
     fusions = {name: set(fusion) for name, fusion in list_fusions(params, scorers, components).items()}

@@ -15,14 +15,13 @@ from typing import get_args
 from abstain.config.params import LLMParams, Params, Site
 from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
-from abstain.core.scorer_names import FREE, FUSION, ONE_PASS, PROBE, REGRESSORS, TWO_PASSES
+from abstain.core.scorer_names import FREE, FUSION, NOT_SERVED, ONE_PASS, PROBE, REGRESSORS, TWO_PASSES
 from abstain.llm.engine.requests import get_chosen_layer, make_probe_operation
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.signals.base import RunsModel, Scorer
 from abstain.llm.signals.compute_features import FeatureWork, collect_feature_requests
 from abstain.llm.signals.context_conditions import ContextConditions, make_condition_requests
 from abstain.llm.signals.counterfactuals import COUNTERFACTUALS
-from abstain.llm.signals.length import LengthOnly
 
 NORMAL_PROMPTS = {("answered", None), ("asked_after", None)}
 """Prompts of the pass that reads an answer with its context, N_c, and may go on with a question about it."""
@@ -149,7 +148,7 @@ def plan_site_choice(
 
 
 def list_components(params: Params, scorers: Iterable[Scorer]) -> dict[str, tuple[FeatureRequest, ...]]:
-    """List what can decide about an answer by itself: all but the baseline.
+    """List what can decide about an answer by itself: all but those that are `NOT_SERVED`.
 
     Args:
         params: Parameters of the project.
@@ -161,7 +160,7 @@ def list_components(params: Params, scorers: Iterable[Scorer]) -> dict[str, tupl
     components: dict[str, tuple[FeatureRequest, ...]] = {
         PROBE: (get_served_site(params).make_feature_request(params.llm),)
     }
-    components |= {scorer.name: scorer.requires for scorer in scorers if not isinstance(scorer, LengthOnly)}
+    components |= {scorer.name: scorer.requires for scorer in scorers if scorer.name not in NOT_SERVED}
     if should_fit_regressors(params):
         components[REGRESSORS] = make_condition_requests(params.llm.layout)
     return components

@@ -15,6 +15,7 @@ from abstain.config.settings import Settings
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.scorer_names import (
+    CROSS_ENCODER,
     ENTAILMENT,
     EXTRACTIVE_QA,
     FAMILIARITY,
@@ -27,6 +28,7 @@ from abstain.core.scorer_names import (
 from abstain.llm.engine.loading import find_model, load_tokenizer
 from abstain.llm.engine.requests import get_tracked_tokens
 from abstain.llm.signals.base import Scorer, ScorerUnavailable, Signal
+from abstain.llm.signals.cross_encoder import make_cross_encoder
 from abstain.llm.signals.entailment import make_entailment_scorer
 from abstain.llm.signals.extractive_qa import make_extractive_scorer
 from abstain.llm.signals.familiarity import make_familiarity_scorer
@@ -67,6 +69,7 @@ def build_scorers(params: Params, settings: Settings) -> AvailableScorers:
     """
     models = {name: getattr(params.scorers, f"{name}_model") for name in WITH_MODEL}
     factories = _make_scorer_factories(params.llm, models, settings)
+    factories[CROSS_ENCODER] = partial(make_cross_encoder, settings)
     factories[WRITER] = partial(WriterScores, params.labels.refusals)
     unknown = [name for name in params.scorers.enabled if name not in factories]
     if unknown:

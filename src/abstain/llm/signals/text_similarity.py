@@ -1,8 +1,8 @@
 """Text similarity: is the answer about what a retrieved chunk is about, by a sentence encoder?
 
 It is the cosine of the sentence embeddings of the answer and of the chunk that is closest to it. The question is not
-compared: a wrong answer is mostly as close to it as a right one, because it repeats the question's words, while an
-answer that no chunk supports tends to be far from all of them.
+compared: an answer close to it is on its subject, which says less about whether the answer is right than a text that
+says the same.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
-from abstain.core.scorer_names import BASE_RATE, LENGTH_ONLY, PROBE, REGRESSORS
+from abstain.core.scorer_names import NOT_SERVED, PROBE, REGRESSORS
 from abstain.data.store.splits import select_reviewed
 from abstain.data.store.state_table import StateTable
 from abstain.learning.estimators.fusion import Fusion
@@ -84,8 +84,7 @@ def _explain_exclusions() -> dict[str, str]:
         choice["out_of_fold"], "one probe is exported: name another in probe.export"
     )
     reasons[choice["exported"]] = f"it is the exported probe: its name is {PROBE}"
-    baselines = dict.fromkeys((BASE_RATE, LENGTH_ONLY), "it is a baseline")
-    reasons |= baselines | features["skipped_scorers"] | regressors["skipped"]
+    reasons |= NOT_SERVED | features["skipped_scorers"] | regressors["skipped"]
     return reasons
 
 
