@@ -113,7 +113,24 @@ class SelfFamiliarity:
             AbstainError: A package of the extra `familiarity` is missing, or an instruction or an explanation exceeds
                 the context length.
         """
-        selections = [self._select_rarest(concepts) for concepts in self.extract_concepts(instructions, progress)]
+        return self.score_concepts(self.extract_concepts(instructions, progress), progress)
+
+    def score_concepts(
+        self, concepts: Sequence[Sequence[str]], progress: OnProgress = lambda done, total: None
+    ) -> list[Familiarity]:
+        """Score the familiarity of instructions by their concepts.
+
+        Args:
+            concepts: The concepts of each instruction, in its order.
+            progress: Called with (done, total) requests.
+
+        Returns:
+            The familiarity of each instruction.
+
+        Raises:
+            AbstainError: An explanation exceeds the context length.
+        """
+        selections = [self._select_rarest(instruction_concepts) for instruction_concepts in concepts]
         guesses = self.guesser.guess([concept for selected, _ in selections for concept in selected], progress)
         return [
             self._aggregate([guesses[concept] for concept in selected], left_out) for selected, left_out in selections

@@ -29,7 +29,7 @@ from abstain.llm.engine.tokenization import encode_segments, load_model_layout
 from abstain.llm.familiarity.guessing import read_texts
 from abstain.llm.familiarity.masking import MASK
 from abstain.llm.features.feature_store import FeatureStore, OnProgress
-from studies.similarity import mean_similarity
+from studies.self_familiarity.similarity import mean_similarity
 
 BASELINES = (
     "greedy_perplexity",
@@ -99,10 +99,15 @@ class FamiliarityBaselines:
             )
         )
 
+    def explain(self, concepts: Sequence[str], progress: OnProgress = lambda done, total: None) -> list[str]:
+        """Return the model's greedy explanation of each concept."""
+        prompts = [self._prompt("concept-explain", concept) for concept in concepts]
+        return self._replies(prompts, Generate(self.reply_tokens), progress)
+
     def _significance(self, instructions: Sequence[Instruction], progress: OnProgress) -> np.ndarray:
         concepts = list(dict.fromkeys(concept for instruction in instructions for concept in instruction.concepts))
         prompts = [self._prompt("concept-explain", concept) for concept in concepts]
-        replies = self._replies(prompts, Generate(self.reply_tokens), progress)
+        replies = self.explain(concepts, progress)
         masked_prompts = [self._prompt("concept-explain", MASK)] * len(concepts)
         split = [split_at_concept(reply, concept) for reply, concept in zip(replies, concepts, strict=True)]
         masked = [[self._mask(segment) for segment in reply] for reply in split]
