@@ -110,7 +110,8 @@ def _list_separation(table: Mapping[str, Any]) -> Iterator[str]:
 def _list_precision(table: Mapping[str, Any]) -> Iterator[str]:
     yield paragraph(
         f"{table['correct']:,} of {table['answers']:,} answers are correct. In the post "
-        f"{format_percent(table['post'])} of 200 are, labelled by hand. Shown is the share of all answers from the threshold on."
+        f"{format_percent(table['post'])} of 200 are, labelled by hand. Shown is the "
+        "share of all answers from the threshold on."
     )
     yield records_table(
         [

@@ -7,9 +7,11 @@ from typing import Any
 
 import yaml
 
+from abstain.core.errors import AbstainError
 from benchmarks.sample.handbook import build_handbook
 from studies.nll_perturbation.declared import Experiment, ExperimentCell
-from studies.study import Outcome
+from studies.results import ResultStore
+from studies.study import Outcome, Study
 
 TRAIN, EVALUATION = "train.jsonl", "evaluation.jsonl"
 FACTS = 3
@@ -131,3 +133,22 @@ def result(study: Experiment, cell: ExperimentCell, auroc: float = 0.75) -> dict
 
 def outcomes(study: Experiment) -> dict[str, Outcome]:
     return {cell.title: Outcome(result(study, cell)) for cell in study.list_cells()}
+
+
+def run_parts(
+    study: Study, folder: Path, tables: Sequence[str] = (), limit: int | None = None
+) -> tuple[dict[str, Outcome], list[str]]:
+    """Compute at most `limit` parts that `folder` lacks, as the flow does; return outcomes, and titles of the new."""
+    store, computed, outcomes = ResultStore(folder), list[str](), dict[str, Outcome]()
+    for part in study.list_parts(tables):
+        if store.read(part.inputs) is None:
+            if limit is not None and len(computed) >= limit:
+                break
+            try:
+                store.write(part.inputs, part.compute(lambda done, total: None))
+            except AbstainError as error:
+                outcomes[part.title] = Outcome(None, error.message)
+                continue
+            computed.append(part.title)
+        outcomes[part.title] = Outcome(store.read(part.inputs))
+    return outcomes, computed

@@ -8,13 +8,13 @@ from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.tokenization import encode_prompt
 from abstain.llm.familiarity.masking import MASK
 from abstain.llm.features.feature_store import FeatureStore
-from studies import familiarity_baselines
-from studies.familiarity_baselines import BASELINES, FamiliarityBaselines, Instruction
-from studies.similarity import bert_score
+from studies.self_familiarity import baselines as familiarity_baselines
+from studies.self_familiarity.baselines import BASELINES, FamiliarityBaselines, Instruction
+from studies.self_familiarity.similarity import bert_score
 from tests.llm.builders import plain_forward, tiny_model
 from tests.llm.conftest import settings, tiny_folder
 
-pytestmark = pytest.mark.soak(twin="test_familiarity_benchmark_prints_its_tables")
+pytestmark = pytest.mark.soak(twin="test_familiarity_study_stopped_goes_on")
 
 __all__ = ["settings", "tiny_folder"]
 
