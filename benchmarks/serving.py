@@ -51,9 +51,9 @@ from abstain.serving.service.gate_service import GateService
 from abstain.serving.service.keys import ApiKeys
 from abstain.serving.service.version_follower import VersionFollower, VersionInfo
 from abstain.stages.export_onnx.metadata import make_metadata
+from benchmarks.background import make_interactions
 from benchmarks.full_params import full_params
 from benchmarks.probe import make_untrained_probe
-from benchmarks.question_familiarity import make_sample_rows
 from benchmarks.sample.handbook import build_handbook
 from benchmarks.sample.write import read_answered_questions
 
@@ -233,7 +233,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         folder = Path(name) / "bundle"
         folder.mkdir()
         subprocess.run([sys.executable, "-m", "benchmarks.serving", "--export", str(folder)], check=True)
-        rows = make_sample_rows(list(read_answered_questions(build_handbook()))).interactions[: options.answers]
+        rows = make_interactions(list(read_answered_questions(build_handbook())))[: options.answers]
         gate = Gate.open(folder)
         gate.warm_up()
         runs, server_rates, engine_rates, ready_cpu_s = [], [], [], []

@@ -1,10 +1,7 @@
 """The benchmarks run: small, and with a tiny base model."""
 
-import gzip
-import json
 import re
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,11 +12,9 @@ from abstain.config.settings import Settings
 from abstain.ingest.parsing import parse_line
 from abstain.llm.engine.decoder import Decoder
 from abstain.llm.engine.loading import find_model, load_tokenizer
-from abstain.llm.familiarity.familiarity import FamiliarityConfig
-from benchmarks import extraction, familiarity, ingest, perturbation, question_familiarity, scaling, scorers
+from benchmarks import extraction, ingest, perturbation, scaling, scorers
 from benchmarks.full_params import full_params
 from benchmarks.gpu import equality
-from studies.familiarity_baselines import BASELINES
 from tests.conftest import MODELS, ROOT, Project
 from tests.llm.builders import save_tiny_model
 
@@ -27,7 +22,6 @@ pytestmark = pytest.mark.slow
 
 NEEDS_VERDICTS = pytest.mark.skipif(not scorers.FILE.is_file(), reason="the published data is not beside the checkout")
 COSTLY = ("familiarity", "verbalized", "yes_score", "yes_score_tokens")
-SHORT = partial(FamiliarityConfig, explanation_tokens=6, beams=2, guess_tokens=10)
 
 
 @pytest.fixture(scope="module")
@@ -96,43 +90,8 @@ def test_scaling_benchmark_reads_only_new_rows(run_main: Callable[..., str]) -> 
     assert share is not None and float(share[1]) < 10 and "| 100 |" in output
 
 
-def test_familiarity_benchmark_prints_its_tables(
-    run_main: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(familiarity, "N_RESAMPLES", 100)
-    monkeypatch.setattr(familiarity, "FamiliarityConfig", SHORT)
-    short = partial(familiarity.FamiliarityBaselines, reply_tokens=6, samples=2, sample_tokens=4)
-    monkeypatch.setattr(familiarity, "FamiliarityBaselines", short)
-    known = {"Mount Etna": True, "Zorvian Ledger": False, "Magna Carta": True, "Quorble Flux": False}
-    tables = {
-        "concepts": [{"concept_id": name, "concept": name, "domain": "Art", "real": of} for name, of in known.items()],
-        "questions": [{"concept_id": name, "question": f"What is {name} known for?"} for name in known],
-        "common_concepts": [{"concept": name, "domain": "general"} for name in ("Rain", "Bread", "Gravity")],
-    }
-    for name, rows in tables.items():
-        with gzip.open(tmp_path / f"{name}.jsonl.gz", "wt") as file:
-            file.writelines(f"{json.dumps(row)}\n" for row in rows)
-    output = run_main(familiarity.main, str(tmp_path))
-    base = "2 of 4 are about real concepts. Calling everything familiar has ACC 0.500 and F1 0.667."
-    assert output.count(base) == 2 and "3 of 5 are common" in output
-    rows = re.findall(r"^\| ([\w -]+?)(?: \(\d+ without a score\))? \| (?:\d\.\d{3}|nan) \(", output, re.MULTILINE)
-    own = familiarity.SELF_FAMILIARITY
-    assert rows == [*[own, *BASELINES] * 3, own, *familiarity.ABLATIONS]
-
-
 @NEEDS_VERDICTS
-def test_question_familiarity_benchmark_compares_scores(
-    run_main: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(question_familiarity, "N_RESAMPLES", 100)
-    monkeypatch.setattr(question_familiarity, "FamiliarityConfig", SHORT)
-    monkeypatch.setattr(question_familiarity.SelfFamiliarity, "estimate_threshold", lambda self: 0.5)
-    output = run_main(question_familiarity.main, "--verdicts", "--rows", "16", "--with-chunk")
-    assert "16 answers in" in output and len(re.findall(r"AUROC of [\w -]+: 0\.\d{3} \(", output)) == 5
-
-
-@NEEDS_VERDICTS
-@pytest.mark.soak(twin="test_question_familiarity_benchmark_compares_scores")
+@pytest.mark.soak(twin="test_scaling_benchmark_reads_only_new_rows")
 def test_scorers_benchmark_ranks_scorers(
     run_main: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from abstain.core.formatting import DASH, format_interval, format_number, format_percent, format_with_interval
+from abstain.core.formatting import DASH, format_number, format_percent, format_with_interval
 from abstain.core.markdown import document, heading, paragraph, records_table
 from abstain.reports.page import plot
 from studies.yes_score.pairs import PAIRS
@@ -110,7 +110,7 @@ def _list_separation(table: Mapping[str, Any]) -> Iterator[str]:
 def _list_precision(table: Mapping[str, Any]) -> Iterator[str]:
     yield paragraph(
         f"{table['correct']:,} of {table['answers']:,} answers are correct. In the post "
-        f"{format_percent(table['post'])} of 200 are, labelled by hand. Shown is the "
+        f"{format_percent(table['post'])} of 200 are, labelled by hand. Coverage is the "
         "share of all answers from the threshold on."
     )
     yield records_table(
@@ -120,7 +120,7 @@ def _list_precision(table: Mapping[str, Any]) -> Iterator[str]:
                 "threshold": f"{row['threshold']:g}",
                 "answers shown": f"{row['shown']:,}",
                 "precision": format_with_interval(row, "precision"),
-                "shown": f"{format_percent(row['coverage'])} ({format_interval(row, 'coverage')})",
+                "coverage": format_with_interval(row, "coverage"),
             }
             for row in table["rows"]
         ]

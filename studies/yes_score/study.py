@@ -50,15 +50,15 @@ class YesScoreStudy:
         titles = {title for table in select_tables(tables) for title in NEEDS[table]}
         scorer, data, model = self.scorer, self._data, self._extractive_qa_model
         declared = self.declared
-        asked = {"data": data.get_digest(), "answer_tokens": declared.answer_tokens}
+        questions = {"data": data.get_digest(), "answer_tokens": declared.answer_tokens}
         example = {"example": declared.example.model_dump(mode="json")}
         extractive = {"extractive_qa": model, "version": SCORER_VERSION}
         parts = [
-            Part(KINDS_PART, self._describe(asked), lambda progress: scorer.score_kinds(data, progress)),
+            Part(KINDS_PART, self._describe(questions), lambda progress: scorer.score_kinds(data, progress)),
             Part(EXAMPLE_PART, self._describe(example), lambda progress: scorer.score_example(data.llm, progress)),
             Part(
                 EXTRACTIVE_PART,
-                self._describe(asked | extractive),
+                self._describe(questions | extractive),
                 lambda progress: scorer.score_extractive(data, model or "", progress),
             ),
         ]
