@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from abstain.config.params import Count
 from abstain.config.yaml_model import FrozenModel
@@ -62,14 +62,8 @@ class JudgeService(FrozenModel):
     key_env: str | None = None
 
 
-class JudgeWorksheet(FrozenModel):
-    """The path of a CSV file in which people write scores."""
-
-    worksheet: str
-
-
 class FamiliarityDeclaration(FrozenModel):
-    """The file `self_familiarity.yaml`."""
+    """The file `self_familiarity.yaml`. `worksheet` is the path of a CSV file in which people write scores."""
 
     kind: Literal["self_familiarity"]
     title: str
@@ -84,9 +78,16 @@ class FamiliarityDeclaration(FrozenModel):
     concepts: tuple[ConceptSource, ...] = Field(min_length=1)
     familiarity: FamiliarityLengths
     baselines: BaselineLengths
-    judge: JudgeService | JudgeWorksheet | None
+    judge: JudgeService | None
+    worksheet: str | None
     familiar_above: Annotated[float, Field(ge=1, le=9)]
     rows: dict[str, dict[str, str]]
+
+    @model_validator(mode="after")
+    def _have_one_judge(self) -> FamiliarityDeclaration:
+        if self.judge is not None and self.worksheet is not None:
+            raise ValueError("judge and worksheet: name one of the two")
+        return self
 
     def resize(self, sizes: Mapping[str, tuple[int, int]]) -> FamiliarityDeclaration:
         """Return the study with other `sizes` by name.

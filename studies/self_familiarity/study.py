@@ -21,7 +21,7 @@ from studies.project_answers import ProjectAnswers, read_project_answers
 from studies.self_familiarity.answer_tables import THRESHOLD_PART, get_answer_title, tabulate_answers
 from studies.self_familiarity.answers import AnswerBatch, AnswerMeter, cut_answers
 from studies.self_familiarity.concept7 import REAL, ConceptInstruction, InstructionBatch, read_batches
-from studies.self_familiarity.declared import ConceptSource, FamiliarityDeclaration, JudgeService, JudgeWorksheet
+from studies.self_familiarity.declared import ConceptSource, FamiliarityDeclaration, JudgeService
 from studies.self_familiarity.judge import ExplanationJudge, describe_judge
 from studies.self_familiarity.measures import FamiliarityMeter
 from studies.self_familiarity.plan import (
@@ -75,7 +75,7 @@ class ConceptStudy:
         """
         require_packages()
         names = select_tables(tables, TABLES)
-        judged = "judged" in names and self.declared.judge is not None
+        judged = "judged" in names and (self.declared.judge or self.declared.worksheet) is not None
         scored = [pair for name in names if name != "judged" or judged for pair in SCORED[name]]
         ordered = sorted(dict.fromkeys(scored), key=lambda pair: pair[1] == "baselines")
         parts = [part for kind, measure in ordered for part in self._list_measures(kind, measure)]
@@ -106,9 +106,9 @@ class ConceptStudy:
 
     def _list_judgements(self) -> Iterator[Part]:
         judge, batches = self.declared.judge, self._batches[REAL]
-        if isinstance(judge, JudgeWorksheet):
+        if self.declared.worksheet is not None:
             concepts = tuple(concept for batch in batches for concept in batch.instructions)
-            file = Path(judge.worksheet)
+            file = Path(self.declared.worksheet)
             inputs = self._describe(concepts) | {"worksheet": get_worksheet_digest(file)}
             yield Part(WORKSHEET_PART, inputs, lambda progress: self._read_worksheet(file, concepts, progress))
         elif judge is not None:

@@ -13,7 +13,7 @@ from studies.figures import draw_histogram
 from studies.self_familiarity.baselines import BASELINES
 from studies.self_familiarity.comparison import LabelledScores, compare_methods
 from studies.self_familiarity.concept7 import COMMON, FICTIONAL, REAL, InstructionBatch
-from studies.self_familiarity.declared import ConceptSource, FamiliarityDeclaration, JudgeWorksheet
+from studies.self_familiarity.declared import ConceptSource, FamiliarityDeclaration
 from studies.self_familiarity.measures import ABLATIONS, SELF_FAMILIARITY
 from studies.self_familiarity.plan import (
     CONCEPTS,
@@ -86,16 +86,13 @@ class ConceptTables:
             yield self._compare(f"Ablations, questions{_describe(source)}", questions, methods)
 
     def _list_judged(self) -> Iterator[Section]:
-        judge = self.declared.judge
-        if judge is None:
-            yield {
-                "title": "By a judge's labels",
-                "missing": "nobody judges: name a judge in `judge` of the study's file",
-            }
+        title = "By a judge's labels"
+        if self.declared.judge is None and self.declared.worksheet is None:
+            yield {"title": title, "missing": "nobody judges: name judge or worksheet in the study's file"}
             return
         ratings, reason = self._read_ratings()
         if not ratings:
-            yield {"title": "By a judge's labels", "missing": reason}
+            yield {"title": title, "missing": reason}
             return
         ratings |= {
             concept.key: 1.0 for batch in self.batches[FICTIONAL] for concept in batch.instructions
@@ -110,7 +107,7 @@ class ConceptTables:
     def _read_ratings(self) -> tuple[dict[str, float], str]:
         """Return the judge's scores by concept, and the reason why one is missing."""
         batches = self.batches[REAL]
-        if isinstance(self.declared.judge, JudgeWorksheet):
+        if self.declared.worksheet is not None:
             outcomes = [self.outcomes.get(WORKSHEET_PART, Outcome())]
             concepts = [[concept for batch in batches for concept in batch.instructions]]
         else:

@@ -42,7 +42,7 @@ def write_worksheet(file: Path, concepts: Sequence[ConceptInstruction], explanat
         elif (present[concept.key] or "").split() != explanation.split():
             raise AbstainError(
                 Code.FAILED_CHECK,
-                f"{file}: the explanation of {concept.key} is of another model: name another file in judge.worksheet",
+                f"{file}: the explanation of {concept.key} is of another model: name another file in worksheet",
             )
     if not missing:
         return
@@ -54,7 +54,7 @@ def write_worksheet(file: Path, concepts: Sequence[ConceptInstruction], explanat
         write_atomically(file, sheet.getvalue().encode())
     except OSError as error:
         raise AbstainError(
-            Code.NOT_WRITABLE, f"{file} cannot be written: {error.strerror}: name another file in judge.worksheet"
+            Code.NOT_WRITABLE, f"{file} cannot be written: {error.strerror}: name another file in worksheet"
         ) from None
 
 
@@ -87,9 +87,7 @@ def _read_rows(file: Path) -> list[dict[str, str]]:
     except (OSError, ValueError, csv.Error) as error:
         raise AbstainError(Code.WRONG_FORMAT, f"{file} cannot be read as CSV ({error}): save it as UTF-8") from None
     if not {"id", "score"} <= set(reader.fieldnames or ()):
-        raise AbstainError(
-            Code.WRONG_FORMAT, f"{file} has no columns id and score: name another file in judge.worksheet"
-        )
+        raise AbstainError(Code.WRONG_FORMAT, f"{file} has no columns id and score: name another file in worksheet")
     return rows
 
 

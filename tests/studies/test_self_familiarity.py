@@ -156,6 +156,8 @@ def test_judge_url_is_checked_and_not_quoted(tmp_path: Path, model: Path, url: s
     with pytest.raises(AbstainError, match="not an http") as error:
         load(tmp_path, model, judge={"url": url, "model": "m"})
     assert "secret" not in str(error.value)
+    with pytest.raises(AbstainError, match="name one of the two"):
+        load(tmp_path, model, judge={"url": "http://host/v1", "model": "m"}, worksheet="sheet.csv")
 
 
 @pytest.mark.parametrize(
@@ -233,7 +235,7 @@ def test_familiarity_study_stopped_goes_on(tmp_path: Path, model: Path, short_si
         "without ranking",
         "minimum only",
     ]
-    assert "It holds 4 of 4 instructions" in report.markdown and "name a judge in" in report.markdown
+    assert "It holds 4 of 4 instructions" in report.markdown and "name judge or worksheet in" in report.markdown
     assert "familiarity.svg" in report.figures
 
 
@@ -257,7 +259,7 @@ def test_familiarity_study_judges_by_server_or_people(
     assert run_parts(study, parts)[1] == []
 
     sheet = tmp_path / "sheet.csv"
-    by_people = load(tmp_path, model, judge={"worksheet": str(sheet)})
+    by_people = load(tmp_path, model, worksheet=str(sheet))
     outcomes, _ = run_parts(by_people, parts)
     assert "has no score yet: write 1 to 9" in by_people.make_report(["judged"], outcomes).markdown
     rows = list(csv.DictReader(sheet.open(newline="")))
@@ -265,7 +267,7 @@ def test_familiarity_study_judges_by_server_or_people(
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows(row | {"score": score} for row, score in zip(rows, ("8", "3"), strict=True))
-    by_people = load(tmp_path, model, judge={"worksheet": str(sheet)})
+    by_people = load(tmp_path, model, worksheet=str(sheet))
     outcomes, _ = run_parts(by_people, parts)
     concepts, _ = by_people.make_report(["judged"], outcomes).document["tables"]["judged"]
     assert concepts["instructions"] == 4 and concepts["familiar"] == 1
