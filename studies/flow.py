@@ -6,7 +6,6 @@ study continues where it stopped, also within a part, and computes nothing where
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Literal
 from prefect import flow, get_run_logger, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
+from pydantic_core import to_json
 
 from abstain.config.settings import load_settings
 from abstain.core.codes import Code
@@ -169,7 +169,7 @@ def _compute_study(
             notify_observers(part.title, reason)
             logger.error("%s: %s", part.title, reason)
     report, folder = loaded_study.make_report(tables, outcomes), out or home / "report"
-    write_atomically(folder / "report.json", (json.dumps(report.document, indent=1) + "\n").encode())
+    write_atomically(folder / "report.json", to_json(report.document, indent=1, inf_nan_mode="null") + b"\n")
     write_atomically(folder / "report.md", report.markdown.encode())
     for name, figure in report.figures.items():
         write_atomically(folder / name, figure.encode())

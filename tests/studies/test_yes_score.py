@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 
@@ -11,9 +12,12 @@ from abstain.config.params import LLMParams
 from abstain.config.settings import Settings
 from abstain.core.contracts import Context, Question
 from abstain.core.errors import AbstainError
-from studies.study import StudySource
+from benchmarks.full_params import full_params
+from studies.project_answers import ProjectAnswers
+from studies.study import Outcome, StudySource
 from studies.yes_score import load_study
-from studies.yes_score.pairs import KindPair, compare_scores, compute_precision, make_pair
+from studies.yes_score.pairs import PAIRS, KindPair, compare_scores, compute_precision, make_pair
+from studies.yes_score.report import write_report
 from studies.yes_score.responses import (
     AnsweredQuestions,
     contains_answer,
@@ -22,7 +26,9 @@ from studies.yes_score.responses import (
     make_random,
     make_responses,
 )
+from studies.yes_score.sources import sample_project
 from studies.yes_score.study import YesScoreStudy
+from studies.yes_score.tables import KINDS_PART, tabulate
 from tests.checkout import ROOT
 from tests.llm.builders import save_speaking_model
 from tests.studies.builders import EVALUATION, TRAIN, run_parts, write_data
@@ -138,6 +144,33 @@ def test_yes_score_study_reports_every_table(tmp_path: Path, model: Path) -> Non
     assert {"histogram_yes_score.svg", "roc_span.svg"} <= report.figures.keys()
     assert all(f"({name})" in report.markdown for name in report.figures)
     assert "6 + 6" in report.markdown
+
+
+def test_yes_score_of_a_project_without_ideal_answers(tmp_path: Path, model: Path) -> None:
+    """Its reviews say which of its answers are correct; nothing else can be compared."""
+    params = full_params()
+    answers = [make_interaction(question, "Call.", "m") for question in make_questions(*MARKED).questions]
+    table = pd.DataFrame(
+        {
+            "interaction_id": ["q0", "q1"],
+            "group": ["a", "b"],
+            "correct": [1, 0],
+            "inclusion_probability": [0.5, np.nan],
+        }
+    )
+    llm = params.llm.model_copy(update={"model": str(model), "layout": "rag-plain-v1"})
+    project = ProjectAnswers(params.model_copy(update={"llm": llm}), table, answers, [None, None])
+    study = load(tmp_path, model)
+    data = sample_project(study.declared, project)
+    rows = [int(answer.interaction_id[1]) for answer in data.answers]
+    assert [data.correct[row] for row in np.argsort(rows)] == [1, 0]
+    assert [data.weights[row] for row in np.argsort(rows)] == pytest.approx([1, 0.5])
+    result = study.scorer.score_kinds(data, lambda done, total: None)
+    outcomes = {KINDS_PART: Outcome(result)}
+    document, _ = tabulate(study.declared, data, ["kinds", "separation", "precision"], outcomes, None, "")
+    assert {row["pair"] for row in document["tables"]["separation"]["rows"]} == {PAIRS["generated"]}
+    assert document["tables"]["precision"]["answers"] == 2
+    assert "No review has an ideal answer" in write_report(document)
 
 
 def test_yes_score_missing_part_leaves_the_other_tables(tmp_path: Path, model: Path) -> None:
