@@ -75,11 +75,11 @@ class ConceptStudy:
         """
         require_packages()
         names = select_tables(tables, TABLES)
-        judged = "judged" in names and (self.declared.judge or self.declared.worksheet) is not None
-        scored = [pair for name in names if name != "judged" or judged for pair in SCORED[name]]
+        with_judge = "judged" in names and (self.declared.judge or self.declared.worksheet) is not None
+        scored = [pair for name in names if name != "judged" or with_judge for pair in SCORED[name]]
         ordered = sorted(dict.fromkeys(scored), key=lambda pair: pair[1] == "baselines")
         parts = [part for kind, measure in ordered for part in self._list_measures(kind, measure)]
-        return [*parts, *(self._list_judgements() if judged else ())]
+        return [*parts, *(self._list_judgements() if with_judge else ())]
 
     def make_report(self, tables: Sequence[str], outcomes: Mapping[str, Outcome]) -> StudyReport:
         """Return the report of `tables`, by default all; `outcomes` are by title of the part."""

@@ -220,22 +220,20 @@ def test_answers_are_compared_by_their_reviews() -> None:
 
 
 def test_familiarity_study_stopped_goes_on(tmp_path: Path, model: Path, short_similarity: None) -> None:
-    parts, sizes = tmp_path / "parts", {"questions": (1, 1), "concepts": (2, 2)}
-    outcomes, first = run_parts(load(tmp_path, model, sizes), parts, limit=8)
+    parts, sizes = tmp_path / "parts", {"questions": (1, 1), "concepts": (1, 2)}
+    outcomes, first = run_parts(load(tmp_path, model, sizes), parts, limit=6)
     report = load(tmp_path, model, sizes).make_report((), outcomes).document["tables"]
-    assert len(first) == 8 and report["5"][0]["missing"] == "it was not computed"
+    assert len(first) == 6 and report["5"][0]["missing"] == "it was not computed"
     assert report["4"][0]["instructions"] == report["4"][0]["total"] == 2
-    larger = load(tmp_path, model, sizes | {"questions": (2, 2)})
+    larger = load(tmp_path, model, sizes | {"questions": (2, 1)})
     outcomes, rest = run_parts(larger, parts)
     assert not set(first) & set(rest) and len(outcomes) == len(first) + len(rest)
     report = larger.make_report((), outcomes)
     tables = report.document["tables"]
     assert len(tables["5"][0]["methods"]) == len(tables["2"][0]["methods"]) == 8
-    assert tables["2"][0]["instructions"] == 4 and [row["method"] for row in tables["4"][0]["methods"]][3:5] == [
-        "without ranking",
-        "minimum only",
-    ]
-    assert "It holds 4 of 4 instructions" in report.markdown and "name judge or worksheet in" in report.markdown
+    ablations = [row["method"] for row in tables["4"][0]["methods"]]
+    assert tables["2"][0]["instructions"] == 3 and ablations[3:5] == ["without ranking", "minimum only"]
+    assert "It holds 3 of 3 instructions" in report.markdown and "name judge or worksheet in" in report.markdown
     assert "familiarity.svg" in report.figures
 
 
@@ -245,7 +243,7 @@ def test_familiarity_study_judges_by_server_or_people(
     monkeypatch.setenv("JUDGE_KEY", "secret")
     parts, service = tmp_path / "parts", judge.service.model_dump()
     judge.status = 503
-    study = load(tmp_path, model, judge=service, concepts=["extracted", "data"])
+    study = load(tmp_path, model, judge=service, concepts=["extracted", "data"], part=9)
     outcomes, _ = run_parts(study, parts)
     report = study.make_report((), outcomes)
     assert "it answers 503" in report.markdown and len(report.document["tables"]["5"][0]["methods"]) == 8
@@ -259,7 +257,7 @@ def test_familiarity_study_judges_by_server_or_people(
     assert run_parts(study, parts)[1] == []
 
     sheet = tmp_path / "sheet.csv"
-    by_people = load(tmp_path, model, worksheet=str(sheet))
+    by_people = load(tmp_path, model, worksheet=str(sheet), part=9)
     outcomes, _ = run_parts(by_people, parts)
     assert "has no score yet: write 1 to 9" in by_people.make_report(["judged"], outcomes).markdown
     rows = list(csv.DictReader(sheet.open(newline="")))
@@ -267,7 +265,7 @@ def test_familiarity_study_judges_by_server_or_people(
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows(row | {"score": score} for row, score in zip(rows, ("8", "3"), strict=True))
-    by_people = load(tmp_path, model, worksheet=str(sheet))
+    by_people = load(tmp_path, model, worksheet=str(sheet), part=9)
     outcomes, _ = run_parts(by_people, parts)
     concepts, _ = by_people.make_report(["judged"], outcomes).document["tables"]["judged"]
     assert concepts["instructions"] == 4 and concepts["familiar"] == 1
