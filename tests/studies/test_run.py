@@ -85,7 +85,7 @@ def test_study_computes_its_cells_and_writes_its_report(tmp_path: Path, prefect_
     (folder / "odd.yaml").write_text("kind: odd")
     done = project.command([*RUN, "all", "--data", "data", "--out", "index"])
     assert done.returncode == 1 and "2 of 2 studies have gaps: " in done.stderr and "index.md says why" in done.stderr
-    odd, missing, link = sorted((project.root / "index" / "index.md").read_text().splitlines()[2:], reverse=True)
+    missing, odd, link = sorted((project.root / "index" / "index.md").read_text().splitlines()[2:], reverse=True)
     assert "[A small study](small/report.md): 3 parts, 1 missing" in link
     assert "small: missing: embedded by absent" in missing and "no-such-model" in missing
     assert "odd: no report: " in odd and "no kind of study 'odd'" in odd
