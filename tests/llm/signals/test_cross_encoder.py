@@ -10,8 +10,10 @@ from abstain.core.codes import Code
 from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.llm.signals import cross_encoder as module_under_test
+from abstain.llm.signals import pair_encoder
 from abstain.llm.signals.base import RunsModel, ScorerUnavailable
-from abstain.llm.signals.cross_encoder import CrossEncoder, PairEncoder, make_cross_encoder
+from abstain.llm.signals.cross_encoder import CrossEncoder, make_cross_encoder
+from abstain.llm.signals.pair_encoder import PairEncoder
 from tests.llm.signals.builders import interaction, labels, save_encoder, unread
 from tests.tolerance import assert_near
 
@@ -24,7 +26,7 @@ CORRECT = [n % 2 for n in range(40)]
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     saved = save_encoder(tmp_path / "encoder", "classify", max_position_embeddings=256)
-    monkeypatch.setattr(module_under_test, "find_encoder_folder", lambda: saved)
+    monkeypatch.setattr(pair_encoder, "find_encoder_folder", lambda: saved)
     monkeypatch.setattr(module_under_test, "EPOCHS", 30)  # random weights learn little in three
     monkeypatch.setattr(module_under_test, "LEARNING_RATE", 3e-3)
     return saved
@@ -98,6 +100,6 @@ def test_cross_encoder_without_package_is_unavailable(settings: Settings, monkey
     def find_none() -> Path:
         raise AbstainError(Code.NO_PACKAGE, "not installed")
 
-    monkeypatch.setattr(module_under_test, "find_encoder_folder", find_none)
+    monkeypatch.setattr(pair_encoder, "find_encoder_folder", find_none)
     with pytest.raises(ScorerUnavailable, match="not installed"):
         make_cross_encoder(settings)
