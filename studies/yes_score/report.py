@@ -26,7 +26,7 @@ def write_report(report: Mapping[str, Any]) -> str:
 
 def _list_blocks(report: Mapping[str, Any]) -> Iterator[str]:
     yield heading(1, report["title"])
-    marked = "a reviewer's ideal answer" if report["project"] else "the first marked answer"
+    marked = "an ideal answer" if report["project"] else "a marked answer"
     judge = "by the reviews" if report["project"] else "if the marked answer stands in it"
     yield paragraph(
         f"{report['model']}, {report['questions']:,} questions in {report['groups']:,} groups, of which "
