@@ -22,11 +22,11 @@ def check_url(url: str) -> str:
     """Return `url`; the error does not quote it, because it may hold a secret.
 
     Raises:
-        ValueError: it is no http(s) URL with a host, or it has a user or a password.
+        ValueError: it is no http(s) URL with a host, or it has a user, a password, a query or a fragment.
     """
     parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
-        raise ValueError("not an http(s) URL of a host, without user and password")
+    if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc or "?" in url or "#" in url:
+        raise ValueError("not an http(s) URL of a host, without user, password and query")
     return url
 
 

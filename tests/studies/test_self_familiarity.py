@@ -151,7 +151,9 @@ def test_judge_without_key_asks_nothing(judge: Any, monkeypatch: pytest.MonkeyPa
     assert judge.requests == []
 
 
-@pytest.mark.parametrize("url", ["file:///etc/passwd", "https://", "https://me:secret@host/v1", "host/v1"])
+@pytest.mark.parametrize(
+    "url", ["file:///etc/passwd", "https://", "https://me:secret@host/v1", "https://host/?key=secret"]
+)
 def test_judge_url_is_checked_and_not_quoted(tmp_path: Path, model: Path, url: str) -> None:
     with pytest.raises(AbstainError, match="not an http") as error:
         load(tmp_path, model, judge={"url": url, "model": "m"})
