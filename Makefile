@@ -58,7 +58,6 @@ bench: setup ## benchmark feature extraction, perturbation, ingest, retrieval, s
 	@$(BIN)/python -m benchmarks.ingest
 	@$(BIN)/python -m benchmarks.retrieval
 	@$(BIN)/python -m benchmarks.probe
-	@$(BIN)/python -m benchmarks.scorers
 	@$(BIN)/python -m benchmarks.serving
 	@$(BIN)/python -m benchmarks.latency
 

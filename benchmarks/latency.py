@@ -20,7 +20,8 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from functools import partial
+from typing import Annotated, TypeVar
 
 import numpy as np
 import typer
@@ -31,14 +32,21 @@ from abstain.config.settings import Settings, load_settings
 from abstain.core.codes import Code
 from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
-from abstain.core.scorer_names import FUSION, LENGTH_ONLY, WRITER
+from abstain.core.scorer_names import LENGTH_ONLY, REGRESSORS, WRITER
 from abstain.llm.features.extraction import FeatureSource, PreparedRequest
 from abstain.llm.features.feature_request import FeatureRequest
 from abstain.llm.features.feature_store import FeatureStore, OnProgress
 from abstain.llm.signals.base import FeatureBatch, Scorer
-from abstain.llm.signals.compute_features import FeatureWork, collect_feature_requests, expand_requests
+from abstain.llm.signals.compute_features import FeatureWork, expand_requests
 from abstain.llm.signals.context_conditions import ContextConditions
-from abstain.llm.signals.feature_plan import ProbeSite, get_served_site, list_sweep_sites, should_fit_regressors
+from abstain.llm.signals.feature_plan import (
+    ProbeSite,
+    get_served_site,
+    list_components,
+    list_fusions,
+    list_sweep_sites,
+    should_fit_regressors,
+)
 from abstain.llm.signals.registry import build_scorers
 from abstain_cli.entry import prepare_run, run_app
 from abstain_cli.progress_bar import show_progress
@@ -48,6 +56,8 @@ from abstain_tasks.training.retrain_cost import read_labelled
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
 Run = Callable[[Interaction], object]
+Key = TypeVar("Key")
+PERTURBATION = "perturbation"
 MIN_P99_TIMES = 100
 """With fewer times, the 99th percentile is the longest of them."""
 
@@ -76,7 +86,7 @@ def measure_latencies(
 
     Timed are the exported probe and every other site of the ablation grid; each scorer of `scorers.enabled` except
     `writer`, which reads nothing; `perturbation` of the context if there is one, and `regressors`, which read it
-    afterwards; and `fusion`, all of them together without the perturbation.
+    afterwards; and each fusion, all of its parts together without the perturbation.
 
     Args:
         params: Parameters of the project.
@@ -90,6 +100,30 @@ def measure_latencies(
     Raises:
         AbstainError: no answer fits the context length.
     """
+    return _measure(params, settings, rows, _make_runs, progress)
+
+
+def measure_site_latencies(
+    params: Params, settings: Settings, rows: Sequence[Interaction], sites: Sequence[ProbeSite]
+) -> dict[ProbeSite, Latency]:
+    """Time the answers of `rows`, one by one, for a probe at each of `sites`; see `measure_latencies`."""
+
+    def make_runs(params: Params, settings: Settings, rows: Sequence[Interaction]) -> dict[ProbeSite, Run]:
+        return {
+            site: _make_engine_run(params, settings, _make_work((site.make_feature_request(params.llm),)))
+            for site in sites
+        }
+
+    return _measure(params, settings, rows, make_runs, lambda done, total: None)
+
+
+def _measure(
+    params: Params,
+    settings: Settings,
+    rows: Sequence[Interaction],
+    make_runs: Callable[[Params, Settings, Sequence[Interaction]], dict[Key, Run]],
+    progress: OnProgress,
+) -> dict[Key, Latency]:
     source = FeatureSource(params.llm, settings)
     rows = [row for row in rows if isinstance(source.prepare(row), PreparedRequest)]
     if not rows:
@@ -98,7 +132,7 @@ def measure_latencies(
             "no answer to time fits the base model's context length: `abstain ingest` some first",
         )
     with tempfile.TemporaryDirectory() as folder:
-        runs = _make_runs(params, settings.model_copy(update={"features_url": folder}), rows)
+        runs = make_runs(params, settings.model_copy(update={"features_url": folder}), rows)
         latencies = {}
         for index, (name, run) in enumerate(runs.items()):
             progress(index, len(runs))
@@ -113,11 +147,15 @@ def _time_ms(run: Run, row: Interaction) -> float:
     return 1000 * (time.perf_counter() - start)
 
 
-def _make_runs(params: Params, settings: Settings, rows: Sequence[Interaction]) -> dict[str, Run]:
+def _make_engine_run(
+    params: Params, settings: Settings, make_work: Callable[[Interaction], Sequence[FeatureWork]]
+) -> Run:
     base = FeatureStore(params.llm.model, settings)
+    return lambda row: base.compute_uncached(expand_requests(params.llm, settings, make_work(row)))
 
-    def make_engine_run(make_work: Callable[[Interaction], Sequence[FeatureWork]]) -> Run:
-        return lambda row: base.compute_uncached(expand_requests(params.llm, settings, make_work(row)))
+
+def _make_runs(params: Params, settings: Settings, rows: Sequence[Interaction]) -> dict[str, Run]:
+    make_engine_run = partial(_make_engine_run, params, settings)
 
     def make_scorer_run(scorer: Scorer) -> Run:
         """Time a scorer with an auxiliary model, whose cached outputs are removed before each run."""
@@ -129,39 +167,46 @@ def _make_runs(params: Params, settings: Settings, rows: Sequence[Interaction]) 
         return run
 
     scorers = [scorer for scorer in build_scorers(params, settings).scorers if scorer.name not in (LENGTH_ONLY, WRITER)]
-    fusion_requests = (get_served_site(params).make_feature_request(params.llm), *collect_feature_requests(scorers))
     runs = {
-        _name_site(site): make_engine_run(_make_work((site.make_feature_request(params.llm),)))
+        name_site(site): make_engine_run(_make_work((site.make_feature_request(params.llm),)))
         for site in (get_served_site(params), *list_sweep_sites(params))
     }
     runs |= {
         scorer.name: make_engine_run(_make_work(scorer.requires)) if scorer.requires else make_scorer_run(scorer)
         for scorer in scorers
     }
-    all_runs = [
-        make_engine_run(_make_work(fusion_requests)),
-        *(runs[scorer.name] for scorer in scorers if not scorer.requires),
-    ]
+
+    def under_conditions(row: Interaction) -> list[FeatureWork]:
+        return conditions.get_work([row], copies_by_id[row.interaction_id])
+
     if should_fit_regressors(params):
         conditions = ContextConditions(params.llm, params.perturbation, settings)
         copies = conditions.perturber.perturb(rows)
         copies_by_id = {row.interaction_id: [[copy[i]] for copy in copies] for i, row in enumerate(rows)}
-
-        def under_conditions(row: Interaction) -> list[FeatureWork]:
-            return conditions.get_work([row], copies_by_id[row.interaction_id])
-
         if copies:
-            runs["perturbation"] = lambda row: conditions.perturber.compute_uncached([row])
-        runs["regressors"] = make_engine_run(under_conditions)
-        all_runs[0] = make_engine_run(lambda row: [([row], fusion_requests), *under_conditions(row)])
-    return runs | {FUSION: lambda row: [run(row) for run in all_runs]}
+            runs[PERTURBATION] = lambda row: conditions.perturber.compute_uncached([row])
+        runs[REGRESSORS] = make_engine_run(under_conditions)
+    components = list_components(params, scorers)
+
+    def make_fusion_run(names: Sequence[str]) -> Run:
+        requests = tuple(dict.fromkeys(request for name in names for request in components[name]))
+        reading = make_engine_run(
+            lambda row: [([row], requests), *(under_conditions(row) if REGRESSORS in names else ())]
+        )
+        all_runs = [reading, *(runs[name] for name in names if not components[name])]
+        return lambda row: [run(row) for run in all_runs]
+
+    return runs | {
+        fusion: make_fusion_run(names) for fusion, names in list_fusions(params, scorers, components).items()
+    }
 
 
 def _make_work(requests: Sequence[FeatureRequest]) -> Callable[[Interaction], Sequence[FeatureWork]]:
     return lambda row: [([row], requests)]
 
 
-def _name_site(site: ProbeSite) -> str:
+def name_site(site: ProbeSite) -> str:
+    """Return the name of a probe's site among the latencies."""
     chunks = {None: "all chunks", 1: "best chunk"}.get(site.chunks, f"best {site.chunks} chunks")
     return f"probe: layer {site.layer}, {site.site}, {chunks}"
 

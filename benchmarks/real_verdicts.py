@@ -55,7 +55,7 @@ from abstain.llm.signals.base import FeatureBatch, Scorer
 from abstain.llm.signals.out_of_fold import fit_scorer
 from abstain.llm.signals.writer import WriterScores
 from benchmarks.guarantee import Procedure, find_guaranteed_threshold, find_heuristic_threshold, make_threshold_params
-from benchmarks.scorers import FILE, N_RESAMPLES, ROOT, SEED, LabelledAnswers, read_labelled_answers
+from benchmarks.labelled_answers import FILE, N_RESAMPLES, ROOT, SEED, LabelledAnswers, read_labelled_answers
 
 SYSTEM = "long-term"
 ROUNDS = (3, 4, 5, 6, 7, 8, 9)

@@ -48,8 +48,8 @@ from abstain.monitoring.live_guarantee import GuaranteedTarget, LiveGuaranteeRes
 from abstain.reports.plots import render_svg
 from abstain.reports.theme import LIGHT, LINES, add_legend, set_percent_ticks
 from benchmarks.guarantee import find_guaranteed_threshold, find_heuristic_threshold, make_threshold_params
+from benchmarks.labelled_answers import FILE, ROOT, LabelledAnswers, read_labelled_answers
 from benchmarks.real_verdicts import split_by_topic
-from benchmarks.scorers import FILE, ROOT, LabelledAnswers, read_labelled_answers
 
 Policy = Literal["never retrained", "recalibrated", "retrained"]
 POLICIES: tuple[Policy, ...] = ("never retrained", "recalibrated", "retrained")

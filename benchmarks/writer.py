@@ -39,7 +39,15 @@ from abstain.learning.metrics.weighted_metrics import auroc
 from abstain.llm.signals.base import FeatureBatch
 from abstain.llm.signals.out_of_fold import fit_scorer
 from abstain.llm.signals.writer import STRENGTHS, WriterScores
-from benchmarks.scorers import FILE, N_RESAMPLES, ROOT, SEED, LabelledAnswers, Reader, read_labelled_answers
+from benchmarks.labelled_answers import (
+    FILE,
+    N_RESAMPLES,
+    ROOT,
+    SEED,
+    LabelledAnswers,
+    make_probe_rows,
+    read_labelled_answers,
+)
 
 PARAMS = load_params(ROOT / "params.yaml")
 WAYS = {
@@ -160,7 +168,7 @@ def compare_ways(dataset: LabelledAnswers, cache: Path) -> Iterator[str]:
     """Yield a table of the ways to rank on training answers, out of fold by topic."""
     yield "| answers | probe | ranked | alone | more than within versions | with the probe | more than the probe |"
     yield "| --- | --: | --- | --: | --- | --: | --- |"
-    reader = Reader(PARAMS, load_settings().model_copy(update={"features_url": str(cache)}), dataset)
+    settings = load_settings().model_copy(update={"features_url": str(cache)})
     train = np.random.default_rng(SEED).permutation(np.flatnonzero(split_by_topic(dataset) == "train"))
     refusal = find_refusals(dataset)
     for with_refusals in (True, False):
@@ -169,7 +177,8 @@ def compare_ways(dataset: LabelledAnswers, cache: Path) -> Iterator[str]:
             rows = candidates[:size]
             labels = Labels(dataset.correct[rows], np.ones(len(rows)), dataset.topic[rows])
             folds = labels.assign_folds(PARAMS.probe.folds, PARAMS.probe.seed)
-            probe = fit_probe("linear", reader.make_probe_rows(rows), labels.groups, PARAMS.probe).out_of_fold
+            states = make_probe_rows(dataset, rows, PARAMS, settings)
+            probe = fit_probe("linear", states, labels.groups, PARAMS.probe).out_of_fold
             scores = {"probe": probe.astype(float)}
             for name, way in WAYS.items():
                 scores[name] = fit_scorer(way, FeatureBatch(dataset.take(rows), {}), labels, folds).out_of_fold

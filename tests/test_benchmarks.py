@@ -6,22 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 from abstain.config.settings import Settings
 from abstain.ingest.parsing import parse_line
 from abstain.llm.engine.decoder import Decoder
 from abstain.llm.engine.loading import find_model, load_tokenizer
-from benchmarks import extraction, ingest, perturbation, scaling, scorers
-from benchmarks.full_params import full_params
+from benchmarks import extraction, ingest, perturbation, scaling
 from benchmarks.gpu import equality
 from tests.conftest import MODELS, ROOT, Project
 from tests.llm.builders import save_tiny_model
 
 pytestmark = pytest.mark.slow
-
-NEEDS_VERDICTS = pytest.mark.skipif(not scorers.FILE.is_file(), reason="the published data is not beside the checkout")
-COSTLY = ("familiarity", "verbalized", "yes_score", "yes_score_tokens")
 
 
 @pytest.fixture(scope="module")
@@ -88,23 +83,6 @@ def test_scaling_benchmark_reads_only_new_rows(run_main: Callable[..., str]) -> 
     output = run_main(scaling.main, "--rows", "40", "--sizes", "100")
     share = re.search(r"(\d+\.\d+)% of that", output)
     assert share is not None and float(share[1]) < 10 and "| 100 |" in output
-
-
-@NEEDS_VERDICTS
-@pytest.mark.soak(twin="test_scaling_benchmark_reads_only_new_rows")
-def test_scorers_benchmark_ranks_scorers(
-    run_main: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(scorers, "SITES", scorers.SITES[:2])
-    monkeypatch.setattr(scorers, "N_RESAMPLES", 100)
-    small = full_params().model_dump(mode="json")
-    small["regressors"]["trees"], small["probe"]["max_epochs"], small["perturbation"]["tokens"] = 30, 3, 3
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump(small))
-    fast = ("--params", str(tmp_path / "params.yaml"), "--without", *COSTLY, "yes_score_fused", "entropy")
-    output = run_main(scorers.main, "--rows", "24", *fast)
-    assert "24 training answers, 24 test answers" in output
-    assert "out-of-fold AUROC by place: residual 8 0." in output and output.count("<- the best of them") == 1
-    assert len(re.findall(r"^\| `\w+` \| 0\.\d{3} \|", output, re.MULTILINE)) > 12
 
 
 @pytest.mark.soak(twin="test_extraction_benchmark_compares_before_it_times")

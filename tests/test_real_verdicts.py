@@ -12,6 +12,7 @@ from scipy.stats import binom
 from abstain.config.params import Params
 from abstain.learning.thresholds.risk_control import ReviewedAnswers
 from benchmarks import real_verdicts
+from benchmarks.labelled_answers import FILE, LabelledAnswers, read_labelled_answers
 from benchmarks.real_verdicts import (
     Feedback,
     ThresholdOutcome,
@@ -27,7 +28,6 @@ from benchmarks.real_verdicts import (
     split_by_topic,
 )
 from benchmarks.replay import Replay, replay_weeks
-from benchmarks.scorers import FILE, LabelledAnswers, read_labelled_answers
 from tests.benchmarks.datasets.upstream import make_record, write_records
 from tests.checkout import shipped_params
 

@@ -19,7 +19,7 @@ from abstain.llm.signals.base import FeatureBatch, ScorerUnavailable, Signal
 from abstain.llm.signals.length import LengthOnly
 from abstain.llm.signals.out_of_fold import fit_scorer
 from abstain.llm.signals.writer import WriterScores, collect_scores, compute_ranks
-from benchmarks.scorers import FILE, read_labelled_answers
+from benchmarks.labelled_answers import FILE, read_labelled_answers
 from benchmarks.writer import SCENARIOS, measure_holdout, simulate_gain
 from tests.llm.signals.builders import interaction, labels, unread
 
