@@ -19,7 +19,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, TypeVar
 
@@ -39,6 +39,7 @@ from abstain.llm.features.feature_store import FeatureStore, OnProgress
 from abstain.llm.signals.base import FeatureBatch, Scorer
 from abstain.llm.signals.compute_features import FeatureWork, expand_requests
 from abstain.llm.signals.context_conditions import ContextConditions
+from abstain.llm.signals.cross_encoder import CrossEncoder
 from abstain.llm.signals.feature_plan import (
     ProbeSite,
     get_served_site,
@@ -166,7 +167,11 @@ def _make_runs(params: Params, settings: Settings, rows: Sequence[Interaction]) 
 
         return run
 
-    scorers = [scorer for scorer in build_scorers(params, settings).scorers if scorer.name not in (LENGTH_ONLY, WRITER)]
+    scorers = [
+        replace(scorer, classifier=scorer.encoder.make_classifier()) if isinstance(scorer, CrossEncoder) else scorer
+        for scorer in build_scorers(params, settings).scorers
+        if scorer.name not in (LENGTH_ONLY, WRITER)
+    ]  # an untrained classifier takes as long
     runs = {
         name_site(site): make_engine_run(_make_work((site.make_feature_request(params.llm),)))
         for site in (get_served_site(params), *list_sweep_sites(params))
