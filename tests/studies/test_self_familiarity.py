@@ -221,6 +221,7 @@ def test_answers_are_compared_by_their_reviews() -> None:
     assert "--size answers=" in informed["missing"]
 
 
+@pytest.mark.heavy
 def test_familiarity_study_stopped_goes_on(tmp_path: Path, model: Path, short_similarity: None) -> None:
     parts, sizes = tmp_path / "parts", {"questions": (1, 1), "concepts": (1, 2)}
     outcomes, first = run_parts(load(tmp_path, model, sizes), parts, limit=6)
@@ -239,6 +240,7 @@ def test_familiarity_study_stopped_goes_on(tmp_path: Path, model: Path, short_si
     assert "familiarity.svg" in report.figures
 
 
+@pytest.mark.heavy
 def test_familiarity_study_judges_by_server_or_people(
     tmp_path: Path, model: Path, short_similarity: None, judge: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

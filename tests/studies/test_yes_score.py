@@ -130,6 +130,7 @@ def test_scores_are_compared_on_the_same_resamples() -> None:
     assert rows["other", 0.0]["precision"] == pytest.approx(0.5) and rows["other", 0.5]["precision"] == 0
 
 
+@pytest.mark.heavy
 def test_yes_score_study_reports_every_table(tmp_path: Path, model: Path) -> None:
     study = load(tmp_path, model)
     outcomes, computed = run_parts(study, tmp_path / "parts")
@@ -146,6 +147,7 @@ def test_yes_score_study_reports_every_table(tmp_path: Path, model: Path) -> Non
     assert "6 + 6" in report.markdown
 
 
+@pytest.mark.heavy
 def test_yes_score_of_a_project_without_ideal_answers(tmp_path: Path, model: Path) -> None:
     """Its reviews say which of its answers are correct; nothing else can be compared."""
     params = full_params()
@@ -173,6 +175,7 @@ def test_yes_score_of_a_project_without_ideal_answers(tmp_path: Path, model: Pat
     assert "No review has an ideal answer" in write_report(document)
 
 
+@pytest.mark.heavy
 def test_yes_score_missing_part_leaves_the_other_tables(tmp_path: Path, model: Path) -> None:
     study = load(tmp_path, model)
     outcomes, computed = run_parts(study, tmp_path / "parts", ["example"])
