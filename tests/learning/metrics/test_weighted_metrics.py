@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as theirs
 
 from abstain.learning.metrics import weighted_metrics as ours
+from tests.learning.evaluation.builders import make_grouped
 
 rows = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 20).map(lambda n: n / 20)), min_size=1, max_size=30)
 
@@ -248,3 +249,18 @@ def test_error_recall_vs_best_is_relative_to_number_of_errors() -> None:
     assert ours.error_recall_vs_best(correct, confidence, max_withheld_share=0.2) == pytest.approx(1.0)
     few = np.array([0, *[1] * 9])
     assert ours.error_recall_vs_best(few, confidence, max_withheld_share=0.2) == pytest.approx(1.0)
+
+
+def test_metrics_weights_undo_uneven_sampling() -> None:
+    """Wrong answers are reviewed five times as often as right ones; the weighted figures are those of all answers."""
+    generator = np.random.default_rng(3)
+    correct, confidence, _ = make_grouped(40_000, 400, 3)
+    probability = np.where(correct == 1, 0.1, 0.5)
+    drawn = generator.random(len(correct)) < probability
+    weight = ours.row_weights(probability[drawn])
+    assert ours.weighted_mean(correct[drawn]) < 0.3 < 0.55 < ours.weighted_mean(correct)
+    assert ours.weighted_mean(correct[drawn], weight) == pytest.approx(ours.weighted_mean(correct), abs=0.02)
+    for name in ("brier", "ece", "auprc", "aurc"):
+        whole, naive = EVERY[name](correct, confidence), EVERY[name](correct[drawn], confidence[drawn])
+        assert EVERY[name](correct[drawn], confidence[drawn], weight) == pytest.approx(whole, abs=0.02), name
+        assert name == "brier" or abs(naive - whole) > 0.03, name

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import beta, binom
 
+from abstain.config.params import ThresholdParams
 from abstain.core.errors import AbstainError
 from abstain.learning.thresholds.guarantee import MIN_GROUPS, VOID_IF, Guarantee, TargetMetric, can_check
 from abstain.learning.thresholds.outcomes import ControlledThreshold, InfeasibleThreshold
@@ -21,8 +22,11 @@ from abstain.learning.thresholds.risk_control import (
 from benchmarks.guarantee import (
     Cell,
     Population,
+    as_if_independent,
     compute_max_violations,
     find_guaranteed_threshold,
+    find_heuristic_threshold,
+    make_procedure,
     make_threshold_params,
 )
 from tests.learning.thresholds.builders import EVIDENCE, make_guarantee, make_missing_guarantee
@@ -43,6 +47,20 @@ CELLS = {
 def test_control_risk_violation_rate_is_within_alpha(name: str) -> None:
     found = CELLS[name].run({"guarantee": find_guaranteed_threshold}, RUNS)["guarantee"]
     assert found.n_violated <= compute_max_violations(RUNS)
+
+
+@pytest.mark.heavy
+@pytest.mark.soak(twin="test_control_risk_violation_rate_is_within_alpha")
+def test_control_risk_naive_procedures_violate_more_often() -> None:
+    overlooking = {"documents": make_procedure(as_if_independent), "that it was tuned": find_heuristic_threshold}
+    found = CELLS["documents that err together"].run(overlooking, 300)
+    assert all(record.n_violated > compute_max_violations(300) for record in found.values())
+
+    def without_weights(tested: ReviewedAnswers, training: ReviewedAnswers, params: ThresholdParams) -> float | None:
+        return find_guaranteed_threshold(replace(tested, weight=None), replace(training, weight=None), params)
+
+    found = CELLS["incorrect answers that weigh more"].run({"weights": without_weights}, 100)
+    assert found["weights"].n_violated > compute_max_violations(100)
 
 
 @pytest.mark.heavy
