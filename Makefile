@@ -2,7 +2,7 @@
 PYTHON ?= python3
 UV := 0.13.9
 BIN := .venv/bin
-NUMERIC := $(addprefix tests/,test_older_cpu.py learning llm release) # tests of numerical code
+NUMERIC := $(addprefix tests/,test_older_cpu.py learning/estimators learning/evaluation learning/metrics llm) # simulations compare counts
 OLDER_CPU := ATEN_CPU_CAPABILITY=default OPENBLAS_CORETYPE=Nehalem MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41 \
   ABSTAIN_DTYPE=float32 ABSTAIN_TESTS_PROFILE=older-cpu
 LOCK ?= requirements-dev.lock
