@@ -78,7 +78,8 @@ def alone(value: dict[str, Any], key: str = "i-1") -> dict[str, Any]:
 
 
 def write_lines(path: Path, *lines: str | bytes | dict[str, Any]) -> Path:
-    encoded = [line if isinstance(line, bytes) else _text(line).encode() for line in lines]
+    texts = [json.dumps(line) if isinstance(line, dict) else line for line in lines]
+    encoded = [text.encode() if isinstance(text, str) else text for text in texts]
     path.write_bytes(b"\n".join(encoded) + b"\n")
     return path
 
@@ -86,7 +87,3 @@ def write_lines(path: Path, *lines: str | bytes | dict[str, Any]) -> Path:
 def bytes_of(folder: Path) -> dict[str, bytes]:
     """Every file below `folder`, by relative path."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-def _text(line: str | dict[str, Any]) -> str:
-    return line if isinstance(line, str) else json.dumps(line)

@@ -8,7 +8,6 @@ from abstain.llm.engine.prompts import load_layout
 from abstain.llm.engine.tokenization import encode_prompt
 from abstain.llm.familiarity.masking import MASK
 from abstain.llm.features.feature_store import FeatureStore
-from studies.self_familiarity import baselines as familiarity_baselines
 from studies.self_familiarity.baselines import BASELINES, FamiliarityBaselines, Instruction
 from studies.self_familiarity.similarity import bert_score
 from tests.llm.builders import plain_forward, tiny_model
@@ -22,8 +21,7 @@ ASKED = [Instruction("What is a Tuplet?", ("Tuplet",), "music"), Instruction("Wh
 
 
 @pytest.fixture
-def baselines(tiny_folder: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> FamiliarityBaselines:
-    monkeypatch.setattr(familiarity_baselines, "mean_similarity", lambda texts, by: float(len(set(texts))))
+def baselines(tiny_folder: Path, settings: Settings, short_similarity: None) -> FamiliarityBaselines:
     return FamiliarityBaselines(FeatureStore(str(tiny_folder), settings), "chatml", 8, 3, 4)
 
 

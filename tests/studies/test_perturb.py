@@ -1,7 +1,6 @@
 from pathlib import Path
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from studies import perturb as perturb_cli
@@ -14,7 +13,6 @@ TEXT = "Fees are due in May."
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    torch.set_num_threads(1)
     monkeypatch.chdir(TEMPLATE)
     monkeypatch.setenv("ABSTAIN_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(perturb_cli.console, "width", 160)

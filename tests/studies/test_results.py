@@ -11,15 +11,10 @@ from abstain.core.errors import AbstainError
 from studies.nll_perturbation.cell import ExperimentRunner
 from studies.nll_perturbation.experiment import ExperimentStudy
 from studies.results import ResultStore
-from tests.llm.builders import save_speaking_model, save_tiny_model
+from tests.llm.builders import save_tiny_model
 from tests.studies.builders import DECLARED, TRAIN, declared, tiny_models, write_data
 
 pytestmark = pytest.mark.soak(twin="test_study_computes_its_cells_and_writes_its_report")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture
@@ -82,8 +77,8 @@ def test_cell_inputs_include_models_and_data(
             part.compute(lambda done, total: None)
 
 
-def test_cell_of_another_regressor_reads_nothing_anew(data: Path, tmp_path: Path) -> None:
-    runner = laboratory(save_speaking_model(tmp_path / "tiny"), data, tmp_path)
+def test_cell_of_another_regressor_reads_nothing_anew(model: Path, data: Path, tmp_path: Path) -> None:
+    runner = laboratory(model, data, tmp_path)
     cell = runner.experiment.list_table_cells("2")[0]
     first, other = runner.run(cell), runner.run(cell.model_copy(update={"regressor": "linear"}))
     assert {cost["forward_tokens"] for cost in other["computed"].values()} == {0}
@@ -91,8 +86,8 @@ def test_cell_of_another_regressor_reads_nothing_anew(data: Path, tmp_path: Path
     assert other["correctness"] == first["correctness"]
 
 
-def test_own_outputs_change_only_features_of_b_and_p(data: Path, tmp_path: Path) -> None:
-    runner = laboratory(save_speaking_model(tmp_path / "tiny"), data, tmp_path)
+def test_own_outputs_change_only_features_of_b_and_p(model: Path, data: Path, tmp_path: Path) -> None:
+    runner = laboratory(model, data, tmp_path)
     cell = runner.experiment.list_table_cells("2")[0]
     normal, own = runner.run(cell), runner.run(cell.model_copy(update={"outputs": "own"}))
     assert own["computed"]["own outputs"]["forward_tokens"] > 0 and "own outputs" not in normal["computed"]
@@ -101,8 +96,8 @@ def test_own_outputs_change_only_features_of_b_and_p(data: Path, tmp_path: Path)
     assert own["by_threshold"][0].mse != normal["by_threshold"][0].mse
 
 
-def test_t_is_a_quantile_of_the_training_scores(data: Path, tmp_path: Path) -> None:
-    runner = laboratory(save_speaking_model(tmp_path / "tiny"), data, tmp_path, quantiles=[0.5])
+def test_t_is_a_quantile_of_the_training_scores(model: Path, data: Path, tmp_path: Path) -> None:
+    runner = laboratory(model, data, tmp_path, quantiles=[0.5])
     cell = runner.experiment.list_table_cells("2")[1]
     answers = runner._read_answers(cell)
     result = runner.run(cell)

@@ -1,21 +1,21 @@
-"""The study of Self-Familiarity: resumed, judged by a local server and by people, by a tiny model."""
+"""The study of Self-Familiarity: resumed, judged by a model and by people, by a tiny model."""
 
 import csv
 import json
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from functools import partial
 from pathlib import Path
-from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 
 from abstain.config.settings import Settings
-from abstain.core.contracts import Context, Interaction
+from abstain.core.contracts import Context
 from abstain.core.errors import AbstainError
-from studies.self_familiarity import baselines as familiarity_baselines
 from studies.self_familiarity import load_study
 from studies.self_familiarity.answer_tables import get_answer_title, tabulate_answers
 from studies.self_familiarity.answers import AnswerBatch
@@ -27,36 +27,22 @@ from studies.self_familiarity.study import ConceptStudy
 from studies.self_familiarity.worksheet import read_scores, write_worksheet
 from studies.study import Outcome, StudySource
 from tests.checkout import ROOT
-from tests.llm.builders import save_tiny_model
-from tests.studies.builders import run_parts, write_lines
+from tests.factories import interaction, write_lines
+from tests.studies.builders import run_parts
 
 DECLARED = yaml.safe_load((ROOT / "studies" / "self_familiarity.yaml").read_text())
 REAL = {"Mount Etna": True, "Zorvian Ledger": False, "Magna Carta": True, "Quorble Flux": False}
 CONCEPTS = [ConceptInstruction(name, "", name, (name,), background="It is.") for name in ("Mount Etna", "Magna Carta")]
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_model(tmp_path_factory.mktemp("familiar") / "tiny", max_position_embeddings=2048)
-
-
-@pytest.fixture
-def short_similarity(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(familiarity_baselines, "mean_similarity", lambda texts, by: float(len(set(texts))))
-
-
 def write_data(folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
     rows = [{"concept_id": name, "concept": name, "domain": "Art", "real": real} for name, real in REAL.items()]
-    write_lines(folder / "concepts.jsonl", rows)
-    write_lines(
-        folder / "questions.jsonl",
-        [
-            {"question_id": name, "concept_id": name, "question": f"What is {name} known for?", "entities": [name]}
-            for name in REAL
-        ],
-    )
-    write_lines(folder / "common.jsonl", [{"concept": name} for name in ("Rain", "Bread", "Gravity")])
+    write_lines(folder / "concepts.jsonl", *rows)
+    asked = {name: {"question": f"What is {name} known for?", "entities": [name]} for name in REAL}
+    questions = [{"question_id": name, "concept_id": name, **fields} for name, fields in asked.items()]
+    write_lines(folder / "questions.jsonl", *questions)
+    write_lines(folder / "common.jsonl", *({"concept": name} for name in ("Rain", "Bread", "Gravity")))
     return folder
 
 
@@ -77,49 +63,36 @@ def load(folder: Path, model: Path, sizes: dict[str, tuple[int, int]] | None = N
     return study
 
 
-class JudgeHandler(BaseHTTPRequestHandler):
-    """Answers every request with the server's `status`, `headers` and `content`, and notes it."""
-
-    def do_POST(self) -> None:
-        server: Any = self.server
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        server.requests.append((self.path, self.headers.get("Authorization"), body))
-        self.send_response(server.status)
-        for name, value in server.extra_headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(server.content)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def judge() -> Iterator[Any]:
-    server: Any = HTTPServer(("127.0.0.1", 0), JudgeHandler)
-    server.requests, server.status, server.extra_headers = [], 200, {}
-    server.content = reply("My score: 7")
-    server.service = JudgeService(url=f"http://127.0.0.1:{server.server_port}/v1", model="judge", key_env="JUDGE_KEY")
-    Thread(target=server.serve_forever, daemon=True).start()
-    yield server
-    server.shutdown()
-    server.server_close()
-
-
 def reply(text: str) -> bytes:
     return json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}]}).encode()
 
 
-def rate(judge: Any) -> list[float | None]:
+@pytest.fixture
+def judge(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Answers every request with `status`, `headers` and `content`, and notes it."""
+    service = JudgeService(url="http://judge/v1", model="judge", key_env="JUDGE_KEY")
+    judge = SimpleNamespace(service=service, status=200, headers={}, content=reply("My score: 7"), requests=[])
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        judge.requests.append(request)
+        return httpx.Response(judge.status, headers=judge.headers, content=judge.content)
+
+    monkeypatch.setattr(httpx, "Client", partial(httpx.Client, transport=httpx.MockTransport(answer)))
+    monkeypatch.setenv("JUDGE_KEY", "secret")
+    return judge
+
+
+def rate(judge: SimpleNamespace) -> list[float | None]:
     return ExplanationJudge(judge.service).rate(CONCEPTS, ["A volcano.", ""], lambda done, total: None)
 
 
-def test_judge_rates_each_explanation(judge: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JUDGE_KEY", "secret")
+def test_judge_rates_each_explanation(judge: SimpleNamespace) -> None:
     assert rate(judge) == [7.0, 7.0]
-    path, key, body = judge.requests[0]
+    request = judge.requests[0]
+    body = json.loads(request.content)
     prompt = body["messages"][0]["content"]
-    assert path == "/v1/chat/completions" and key == "Bearer secret" and body["model"] == "judge"
+    assert request.url == "http://judge/v1/chat/completions" and request.headers["Authorization"] == "Bearer secret"
+    assert body["model"] == "judge"
     assert "Mount Etna" in prompt and "It is." in prompt and "A volcano." in prompt
     judge.content = reply("I cannot say.")
     assert rate(judge) == [None, None]
@@ -135,17 +108,16 @@ def test_judge_rates_each_explanation(judge: Any, monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_judge_that_gives_no_score_is_one_line(
-    judge: Any, monkeypatch: pytest.MonkeyPatch, status: int, headers: dict[str, str], content: bytes, says: str
+    judge: SimpleNamespace, status: int, headers: dict[str, str], content: bytes, says: str
 ) -> None:
-    monkeypatch.setenv("JUDGE_KEY", "secret")
-    judge.status, judge.extra_headers, judge.content = status, headers, content
+    judge.status, judge.headers, judge.content = status, headers, content
     with pytest.raises(AbstainError, match=says) as error:
         rate(judge)
-    assert "secret" not in str(error.value) and "\n" not in str(error.value) and len(judge.requests) == 1
+    assert "secret" not in str(error.value) and len(judge.requests) == 1
 
 
-def test_judge_without_key_asks_nothing(judge: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("JUDGE_KEY", raising=False)
+def test_judge_without_key_asks_nothing(judge: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JUDGE_KEY")
     with pytest.raises(AbstainError, match="environment variable JUDGE_KEY is not set"):
         rate(judge)
     assert judge.requests == []
@@ -198,17 +170,7 @@ def test_methods_are_compared_on_the_same_concepts() -> None:
 def test_answers_are_compared_by_their_reviews() -> None:
     text = Context(chunk_id="c", text="A fee.")
     rows = range(40)
-    interactions = tuple(
-        Interaction(
-            interaction_id=str(n),
-            asked_at="2026-01-01T00:00:00Z",
-            question="What?",
-            answer="A fee.",
-            contexts=(text,),
-            model="m",
-        )
-        for n in rows
-    )
+    interactions = tuple(interaction(str(n), contexts=(text,)) for n in rows)
     correct = np.tile([1, 0], 20)
     batch = AnswerBatch(0, interactions, correct, np.array([f"g{n // 4}" for n in rows]), np.ones(40))
     values = {"familiarity": (0.3 + 0.4 * correct).tolist(), "log_probs": {"mean": (np.arange(40) / 40).tolist()}}
@@ -242,21 +204,15 @@ def test_familiarity_study_stopped_goes_on(tmp_path: Path, model: Path, short_si
 
 @pytest.mark.heavy
 def test_familiarity_study_judges_by_server_or_people(
-    tmp_path: Path, model: Path, short_similarity: None, judge: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, model: Path, short_similarity: None, judge: SimpleNamespace
 ) -> None:
-    monkeypatch.setenv("JUDGE_KEY", "secret")
     parts, service = tmp_path / "parts", judge.service.model_dump()
-    judge.status = 503
     study = load(tmp_path, model, judge=service, concepts=["extracted", "data"], part=9)
     outcomes, _ = run_parts(study, parts)
-    report = study.make_report((), outcomes)
-    assert "it answers 503" in report.markdown and len(report.document["tables"]["5"][0]["methods"]) == 8
-    titles = [section["title"] for section in report.document["tables"]["2"]]
+    tables = study.make_report((), outcomes).document["tables"]
+    titles = [section["title"] for section in tables["2"]]
     assert titles[0].endswith("concepts as extracted") and titles[1].endswith("concepts of the data")
-    judge.status = 200
-    outcomes, computed = run_parts(study, parts)
-    assert computed and all(title.startswith("judgement of") for title in computed)
-    concepts, *questions = study.make_report(["judged"], outcomes).document["tables"]["judged"]
+    concepts, *questions = tables["judged"]
     assert concepts["instructions"] == 4 and concepts["familiar"] == 2 and len(questions) == 2
     assert run_parts(study, parts)[1] == []
 
@@ -264,11 +220,7 @@ def test_familiarity_study_judges_by_server_or_people(
     by_people = load(tmp_path, model, worksheet=str(sheet), part=9)
     outcomes, _ = run_parts(by_people, parts)
     assert "has no score yet: write 1 to 9" in by_people.make_report(["judged"], outcomes).markdown
-    rows = list(csv.DictReader(sheet.open(newline="")))
-    with sheet.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(row | {"score": score} for row, score in zip(rows, ("8", "3"), strict=True))
+    pd.read_csv(sheet, keep_default_na=False).assign(score=[8, 3]).to_csv(sheet, index=False)
     by_people = load(tmp_path, model, worksheet=str(sheet), part=9)
     outcomes, _ = run_parts(by_people, parts)
     concepts, _ = by_people.make_report(["judged"], outcomes).document["tables"]["judged"]

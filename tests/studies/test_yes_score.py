@@ -1,7 +1,6 @@
 """The study of the Yes-score: its responses and pairs, and its report by a tiny model."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -30,7 +29,6 @@ from studies.yes_score.sources import sample_project
 from studies.yes_score.study import YesScoreStudy
 from studies.yes_score.tables import KINDS_PART, tabulate
 from tests.checkout import ROOT
-from tests.llm.builders import save_speaking_model
 from tests.studies.builders import EVALUATION, TRAIN, run_parts, write_data
 
 DECLARED = yaml.safe_load((ROOT / "studies" / "yes_score.yaml").read_text())
@@ -47,27 +45,17 @@ def make_questions(*marked: str | None) -> AnsweredQuestions:
     return AnsweredQuestions(llm, tuple(questions), marked, ("a", "b"), (1.0, 1.0))
 
 
-def write_study(folder: Path, **changes: Any) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "yes_score.yaml").write_text(yaml.safe_dump(DECLARED | changes))
-    return folder / "yes_score.yaml"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_speaking_model(tmp_path_factory.mktemp("yes") / "tiny", max_position_embeddings=2048)
-
-
 def load(folder: Path, model: Path, sizes: dict[str, tuple[int, int]] | None = None) -> YesScoreStudy:
-    file = write_study(
-        folder,
-        model=str(model),
-        layout="rag-plain-v1",
-        files={"train": TRAIN, "evaluation": EVALUATION},
-        answer_tokens=4,
-        draws=100,
-        sizes={"questions": {"train": 1, "evaluation": 5}},
-    )
+    content = DECLARED | {
+        "model": str(model),
+        "layout": "rag-plain-v1",
+        "files": {"train": TRAIN, "evaluation": EVALUATION},
+        "answer_tokens": 4,
+        "draws": 100,
+        "sizes": {"questions": {"train": 1, "evaluation": 5}},
+    }
+    file = folder / "yes_score.yaml"
+    file.write_text(yaml.safe_dump(content))
     settings = Settings(home=folder / "home", device="cpu", dtype="float32")
     return load_study(file, StudySource(data=write_data(folder / "data")), sizes or {}, settings, None)
 
@@ -145,6 +133,9 @@ def test_yes_score_study_reports_every_table(tmp_path: Path, model: Path) -> Non
     assert {"histogram_yes_score.svg", "roc_span.svg"} <= report.figures.keys()
     assert all(f"({name})" in report.markdown for name in report.figures)
     assert "6 + 6" in report.markdown
+    (example,) = study.list_parts(["example"])
+    partly = study.make_report((), {example.title: outcomes[example.title]}).document["tables"]
+    assert partly["kinds"] == {"missing": "it was not computed"} and "rows" in partly["example"]
 
 
 @pytest.mark.heavy
@@ -173,16 +164,6 @@ def test_yes_score_of_a_project_without_ideal_answers(tmp_path: Path, model: Pat
     assert {row["pair"] for row in document["tables"]["separation"]["rows"]} == {PAIRS["generated"]}
     assert document["tables"]["precision"]["answers"] == 2
     assert "No review has an ideal answer" in write_report(document)
-
-
-@pytest.mark.heavy
-def test_yes_score_missing_part_leaves_the_other_tables(tmp_path: Path, model: Path) -> None:
-    study = load(tmp_path, model)
-    outcomes, computed = run_parts(study, tmp_path / "parts", ["example"])
-    assert len(computed) == 1
-    report = study.make_report((), outcomes)
-    assert report.document["tables"]["kinds"] == {"missing": "it was not computed"}
-    assert "rows" in report.document["tables"]["example"]
 
 
 def test_yes_score_study_refuses_wrong_names(tmp_path: Path, model: Path) -> None:
