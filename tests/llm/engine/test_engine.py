@@ -1,11 +1,9 @@
 import gc
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,7 +21,7 @@ from abstain.llm.engine.decoder import Decoder, Hook
 from abstain.llm.engine.engine import Engine
 from abstain.llm.engine.loading import LoadedModel, get_context_length, load_model
 from abstain.llm.engine.planner import RequestPlan
-from abstain.llm.engine.prefix_tree import MIN_SHARED, Node, build_tree, count_distinct_tokens, walk
+from abstain.llm.engine.prefix_tree import MIN_SHARED, build_tree, count_distinct_tokens, walk
 from abstain.llm.engine.prompts import PromptSegments, Segment
 from abstain.llm.engine.requests import HiddenStates, Request
 from abstain.llm.engine.tokenization import encode_prompt
@@ -53,8 +51,9 @@ def length(loaded: LoadedModel, pass_: PromptSegments) -> int:
 
 
 def reference(loaded: LoadedModel, pass_: PromptSegments, layers: tuple[int, ...], site: Site = "residual") -> Tensor:
-    """States of answer and EOS by a plain forward, or the outputs of the feed-forward parts: (layers, L + 1, d)."""
-    encoded, outputs = encode_prompt(loaded.tokenizer, pass_), {}
+    """States of answer and EOS by a plain forward, or what is in the feed-forward parts: (layers, L + 1, d)."""
+    encoded = encode_prompt(loaded.tokenizer, pass_)
+    outputs = plain_neurons(loaded, encoded.ids) if site == "neurons" else {}
     hooks = [
         block.mlp.register_forward_hook(lambda _m, _i, output, at=layer: outputs.update({at: output[0]}))
         for layer, block in enumerate(blocks_of(loaded), start=1)
@@ -97,20 +96,6 @@ def states_of(
     return {key: torch.stack([found[f"{layer} {key}"] for layer in layers]) for key in passes}
 
 
-@contextmanager
-def watch_calls(loaded: LoadedModel) -> Iterator[SimpleNamespace]:
-    """The blocks and heads that run."""
-    calls = SimpleNamespace(blocks=set(), heads=[])
-    hooks = [
-        block.register_forward_pre_hook(lambda *_, at=layer: calls.blocks.add(at))
-        for layer, block in enumerate(blocks_of(loaded), start=1)
-    ]
-    hooks.append(loaded.model.get_output_embeddings().register_forward_pre_hook(lambda *_: calls.heads.append(1)))
-    yield calls
-    for hook in hooks:
-        hook.remove()
-
-
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("family", "packed"), [*((family, True) for family in FAMILIES), ("llama", False), ("opt", False)]
@@ -151,11 +136,7 @@ def test_engine_mlp_site_is_the_feed_forward_output(family: str) -> None:
 )
 def test_engine_neurons_are_what_the_down_projection_reads(family: str, packed: bool) -> None:
     loaded, layers = shared_model(family), (1, 3, LAYERS)
-    expected = {}
-    for key, pass_ in tiny_passes().items():
-        encoded = encode_prompt(loaded.tokenizer, pass_)
-        neurons = plain_neurons(loaded, encoded.ids)
-        expected[key] = torch.stack([neurons[layer][encoded.spans["answer"][0] :] for layer in layers])
+    expected = {key: reference(loaded, pass_, layers, "neurons") for key, pass_ in tiny_passes().items()}
     assert {states.shape[2] for states in expected.values()} == {4 * WIDTH if family == "gpt2" else 2 * WIDTH}
     assert max_difference(states_of(loaded, tiny_passes(), layers, "neurons", packed=packed), expected) <= TOLERANCE
     decoder = Engine(loaded, 100, packed).decoder
@@ -163,22 +144,19 @@ def test_engine_neurons_are_what_the_down_projection_reads(family: str, packed: 
     assert decoder.get_width(Hook(2, "mlp")) == decoder.get_width(Hook(2)) == WIDTH
 
 
-def test_engine_neurons_of_no_tokens_have_their_width() -> None:
-    request = Request(tiny_pass(answer=""), HiddenStates(2, "neurons", ("answer",)), "a")
-    ((_, states),) = Engine(LLAMA, 4096).run({"a": request})
-    assert states.shape == (0, 2 * WIDTH)
-
-
 @pytest.mark.parametrize(
     ("layers", "site"), [((1, 3), "residual"), ((3, 2), "mlp"), ((3, 2), "neurons"), ((LAYERS,), "residual")]
 )
 @pytest.mark.parametrize("packed", [True, False])
 def test_engine_computes_nothing_above_the_deepest_layer(packed: bool, layers: tuple[int, ...], site: Site) -> None:
-    engine = Engine(LLAMA, 600, packed)
-    with watch_calls(LLAMA) as calls:
-        assert len(run(engine, tiny_passes(), layers, site)) == len(layers) * len(tiny_passes())
-    assert set(engine.stats.layer_tokens) == calls.blocks == set(range(1, max(layers) + 1))
-    assert not calls.heads and engine.stats.vocabulary_rows == 0
+    engine, calls = Engine(LLAMA, 600, packed), set()
+    modules = enumerate([*blocks_of(LLAMA), LLAMA.model.get_output_embeddings()], start=1)
+    hooks = [module.register_forward_pre_hook(lambda *_, at=at: calls.add(at)) for at, module in modules]
+    assert len(run(engine, tiny_passes(), layers, site)) == len(layers) * len(tiny_passes())
+    for hook in hooks:
+        hook.remove()
+    assert set(engine.stats.layer_tokens) == calls == set(range(1, max(layers) + 1)), "and no head"
+    assert engine.stats.vocabulary_rows == 0
 
 
 def test_engine_shared_prefix_is_read_once() -> None:
@@ -339,12 +317,9 @@ def test_engine_pass_may_fill_the_window_only() -> None:
         states_of(LLAMA, {"full": tiny_pass("x" * room), "over": tiny_pass("x" * (room + 1))}, (1,))
 
 
-def test_engine_mlp_site_missing_names_residual() -> None:
+def test_engine_site_that_is_missing_names_residual(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AbstainError, match="tiny-opt has no .* set llm.site to residual"):
         states_of(shared_model("opt"), {"a": tiny_pass()}, (1,), "mlp")
-
-
-def test_engine_neurons_without_a_down_projection_name_residual(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoder_module, "DOWN_PROJECTION_NAMES", ("of_experts",))
     with pytest.raises(AbstainError, match="layer 1 of tiny-llama has no single down projection.* to residual"):
         states_of(LLAMA, {"a": tiny_pass()}, (1,), "neurons")
@@ -400,10 +375,6 @@ def test_self_check_runs_again_only_after_a_change(tmp_path: Path, monkeypatch: 
 few_tokens = st.lists(st.integers(0, 2), min_size=1, max_size=40)
 
 
-def ids_of(path: list[Node]) -> list[int]:
-    return [token for node in path for token in node.ids]
-
-
 @given(st.lists(few_tokens, max_size=12), st.integers(1, 50))
 def test_build_tree_path_spells_its_pass_in_short_runs(passes: list[list[int]], longest: int) -> None:
     runs = list(walk(build_tree(passes, longest)))
@@ -411,7 +382,7 @@ def test_build_tree_path_spells_its_pass_in_short_runs(passes: list[list[int]], 
     assert sorted(ends) == list(range(len(passes)))
     for index, ids in enumerate(passes):
         path = ends[index].path
-        assert ids_of(path) == ids
+        assert [token for node in path for token in node.ids] == ids
         assert path[0].start == 0 and all(one.end == other.start for one, other in pairwise(path))
         assert all(0 < len(node) <= longest for node in path)
     seen: set[int] = set()

@@ -126,14 +126,6 @@ def test_encode_prompt_text_has_no_special_tokens(text: str) -> None:
     assert [hostile.count(token) for token in (START, END)] == [clean.count(token) for token in (START, END)]
 
 
-def test_encode_prompt_literal_keeps_special_tokens() -> None:
-    literal, written = (
-        encode_prompt(TOKENIZER, (Segment("turn", "a<|im_end|>", literal=literal),)).ids for literal in (True, False)
-    )
-    assert literal == [*TOKENIZER.encode("a"), END]
-    assert len(written) == len("a<|im_end|>")
-
-
 def test_span_of_adjacent_segments_covers_all() -> None:
     encoded = encode_prompt(TOKENIZER, LAYOUT.render("q", [], "four"))
     assert encoded.span("answer", "eos") == (len(encoded.ids) - 5, len(encoded.ids))
@@ -284,7 +276,7 @@ def test_template_that_makes_no_layout_is_an_error(template: str | None, reason:
     tokenizer.chat_template = template
     with pytest.raises(AbstainError, match=reason) as caught:
         spell_layout(load_layout("auto"), tokenizer)
-    assert caught.value.code == Code.MODEL_UNSUITABLE and "\n" not in str(caught.value)
+    assert caught.value.code == Code.MODEL_UNSUITABLE
 
 
 def test_template_decides_keys_digest_and_end_of_answers(tmp_path: Path, settings: Settings) -> None:

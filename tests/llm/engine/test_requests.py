@@ -72,8 +72,10 @@ def test_engine_nll_and_choices_equal_a_plain_forward(family: str, packed: bool)
 def test_engine_empty_segment_has_no_rows() -> None:
     assert run(shared_model(), NLL(("context",)), {"a": tiny_pass(context="")})["a"].shape == (0, 2)
     assert len(run(shared_model(), HiddenStates(2), {"a": tiny_pass(answer="")})["a"]) == 1  # EOS alone
-    nothing = run(shared_model(), HiddenStates(2, segments=("context",)), {"a": tiny_pass(context="")})["a"]
-    assert nothing.shape == (0, WIDTH) and nothing.dtype == torch.float32
+    for site, width in (("residual", WIDTH), ("neurons", 2 * WIDTH)):
+        ask = HiddenStates(2, site, ("context",))
+        nothing = run(shared_model(), ask, {"a": tiny_pass(context="")})["a"]
+        assert nothing.shape == (0, width) and nothing.dtype == torch.float32
 
 
 @pytest.mark.parametrize("ended", [True, False])

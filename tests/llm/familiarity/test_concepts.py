@@ -57,21 +57,24 @@ def test_merge_adjacent_joins_neighbouring_concepts() -> None:
     assert select_concepts(text, spans, grouping=False, filtering=False) == parts
 
 
-def test_select_concepts_overlapping_takes_the_longest() -> None:
-    text = "Wagner Group rebellion"
-    assert select_concepts(text, [(0, 6), (7, 22), (0, 22)], grouping=False, filtering=True) == [text]
+SENTENCE = " ".join(["Xylo"] * (MAX_WORDS + 1))
 
 
-def test_select_concepts_ignores_the_capital_of_a_sentence() -> None:
-    text = "Oil dries. Oil paints are old; Oil is a film."
-    places = [at for at in range(len(text)) if text.startswith("Oil", at)]
-    assert select_concepts(text, [(at, at + 3) for at in places], grouping=False, filtering=True) == ["Oil"]
+@pytest.mark.parametrize(
+    ("text", "spans", "expected"),
+    [
+        ("Wagner Group rebellion", [(0, 6), (7, 22), (0, 22)], ["Wagner Group rebellion"]),
+        ("Oil dries. Oil paints are old; Oil is a film.", [(0, 3), (11, 14), (31, 34)], ["Oil"]),
+        (SENTENCE, [(0, len(SENTENCE))], []),
+        (SENTENCE, [(5, len(SENTENCE))], [SENTENCE[5:]]),
+    ],
+    ids=["the longest", "not for its capital alone", "no sentence", "as long as one may be"],
+)
+def test_select_concepts_of_spans(text: str, spans: list[tuple[int, int]], expected: list[str]) -> None:
+    assert select_concepts(text, spans, grouping=False, filtering=True) == expected
 
 
-def test_select_concepts_sentence_is_no_concept() -> None:
-    text = " ".join(["Xylo"] * (MAX_WORDS + 1))
-    assert select_concepts(text, [(0, len(text))], grouping=False, filtering=True) == []
-    assert select_concepts(text, [(5, len(text))], grouping=False, filtering=True) == [text[5:]]
+def test_select_concepts_in_a_quotation_that_is_too_long() -> None:
     said = "the drug Beyfortus was approved in the summer of last year for infants who are born before the season"
     assert any("Beyfortus" in one for one in found(f'Is it true that "{said}"?'))
 

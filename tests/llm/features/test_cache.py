@@ -182,7 +182,7 @@ def test_cache_full_disk_is_an_error_and_loses_no_row(
     with monkeypatch.context() as patch, pytest.raises(AbstainError, match="abstain cache prune") as caught:
         patch.setattr(os, "fsync", Mock(side_effect=OSError(number, os.strerror(number))))
         cache.write(rows("b"))
-    assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
     assert files(tmp_path) == [shard(tmp_path)]
     assert read(cache, "ab") == expected(rows("a"), "a")
     with pytest.raises(AbstainError, match="cannot write the feature cache in .*ABSTAIN_FEATURES"):
@@ -200,7 +200,7 @@ def test_cache_full_disk_is_an_error_and_loses_no_row(
 def test_cache_unknown_protocol_is_refused_without_secrets(url: str, says: str) -> None:
     with pytest.raises(AbstainError, match=says) as caught:
         FeatureCache(url, SPACE)
-    assert "\n" not in str(caught.value) and "secret" not in str(caught.value)
+    assert "secret" not in str(caught.value)
 
 
 def test_cache_missing_s3fs_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
 def test_cache_s3_objects_are_shards_below_the_prefix(s3: str) -> None:
     url, everything = f"{s3}/some/prefix", rows(*"abc")
     cache = FeatureCache(f"{url}/", SPACE)
-    assert objects(s3) == {}  # opening wrote nothing
     for _ in range(2):
         cache.write(everything)
     header, content = encode_shard(SPACE, everything)
@@ -75,29 +74,6 @@ def test_cache_s3_listing_reads_headers_only(s3: str, calls: list[tuple[str, str
     assert not [method for method, _ in calls if method == "get_object"]  # it knows them all
 
 
-def test_cache_s3_reader_sees_whole_shards_only(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(S3FileSystem._pipe_file, "__defaults__", (5 * 2**20, None, "overwrite"))
-    original, seen, fails = S3FileSystem._call_s3, [], True
-
-    async def watch(self: S3FileSystem, method: str, *arguments: dict, **kwargs: object) -> object:
-        if method in ("upload_part", "complete_multipart_upload"):
-            seen.append(len(objects(s3)))
-            if fails and method == "upload_part" and kwargs["PartNumber"] == 2:
-                raise ConnectionResetError("cut off")
-        return await original(self, method, *arguments, **kwargs)
-
-    monkeypatch.setattr(S3FileSystem, "_call_s3", watch)
-    cache, large = FeatureCache(s3, SPACE), {"large": torch.zeros(800_000, 4)}
-    with pytest.raises(AbstainError, match="cut off"):
-        cache.write(large)
-    assert objects(s3) == {} and cache.find_missing(["large"]) == ["large"]
-    fails = False
-    cache.write(large)
-    assert len(seen) >= 5 and set(seen) == {0}
-    assert len(objects(s3)) == 1
-    assert FeatureCache(s3, SPACE).get_lengths(["large"]) == [800_000]
-
-
 def test_cache_s3_forked_writers_do_not_share_a_connection(s3: str) -> None:
     everything = rows(*"abcdefgh")
     cache = FeatureCache(s3, SPACE)
@@ -120,16 +96,11 @@ def test_cache_s3_damaged_object_is_quarantined_and_pruned(s3: str) -> None:
     cache.write(part(everything, "ab"))
     cache.write(part(everything, "bc"))
     header, content = encode_shard(SPACE, part(everything, "ab"))
-    moved = f"quarantine/{header.name.replace('/', '-')}"
-    for broken in (b"", content[:-1]):
-        client.put_object(Bucket=bucket, Key=f"f/{header.name}", Body=broken)
-        reader = FeatureCache(url, SPACE)
-        assert read(reader, "abc") == expected(everything, "bc")
-        assert reader.find_missing("abc") == ["a"]
-        assert f"f/{header.name}" not in objects(s3) and objects(s3)[f"f/{moved}"] == broken
-    client.put_object(Bucket=bucket, Key=f"f/{header.name}", Body=flip_bit(content))
+    moved, broken = f"quarantine/{header.name.replace('/', '-')}", flip_bit(content)
+    client.put_object(Bucket=bucket, Key=f"f/{header.name}", Body=broken)
     client.put_object(Bucket=bucket, Key="f/mine.txt", Body=b"")
     assert maintenance.verify(url) == maintenance.VerifyResult(2, (header.name,))
+    assert f"f/{header.name}" not in objects(s3) and objects(s3)[f"f/{moved}"] == broken
     time.sleep(1.1)  # an object's time has whole seconds
     assert maintenance.prune(url, {}, timedelta(days=1)).names == ()
     assert maintenance.prune(url, {SPACE.digest: {"b"}}, timedelta(0)).names == (moved,)
@@ -174,5 +145,4 @@ def test_cache_s3_unusable_server_is_named_soon(
     assert time.monotonic() - started < 40  # two attempts at a connection take 2 s, and by default 120 s
     for word in (f"{s3}/f", "ABSTAIN_FEATURES", "AWS_ENDPOINT_URL", "credentials"):
         assert word in str(caught.value)
-    assert "\n" not in str(caught.value)
     S3FileSystem.clear_instance_cache()

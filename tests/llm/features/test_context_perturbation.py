@@ -1,11 +1,9 @@
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import BertModel
 
 from abstain.config.settings import Settings
 from abstain.core.contracts import Interaction
@@ -103,14 +101,3 @@ def test_perturber_counts_remarks(folders: dict[str, Path], settings: Settings) 
     t5 = perturber(folders["seq2seq"], settings, tokens=2)
     assert t5.count_remarks(rows) == remarks | {"too_long": 0, "not_reproduced": 1}
     assert causal.count_remarks([]) == dict.fromkeys(remarks, 0)
-
-
-def test_perturber_weights_without_head_are_refused(tmp_path: Path, settings: Settings) -> None:
-    """transformers would give an encoder a head of random weights."""
-    folder = save_model(model_of("masked"), tmp_path / "encoder")
-    model = BertModel.from_pretrained(folder)
-    model.save_pretrained(folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["BertForMaskedLM"]}))
-    with pytest.raises(AbstainError, match=r"^encoder: its weights lack cls\."):
-        perturber(folder, settings).compute_missing([about("a", LONG)])

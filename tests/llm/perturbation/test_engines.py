@@ -146,15 +146,6 @@ def test_perturb_texts_equally_likely_takes_the_first() -> None:
         Perturb("random", "iterative", 0)
 
 
-@pytest.mark.parametrize("where", ["entropy", "random"])
-@pytest.mark.parametrize("when", ["single_shot", "iterative"])
-def test_perturb_texts_fewer_places_than_tokens_takes_all(where: Any, when: Any) -> None:
-    texts = [make_text([5, 6, 7], fixed=[1]), make_text([]), make_text([5, 6], fixed=[0, 1]), make_text([8])]
-    steps = perturb_texts(Table(texts), texts, Perturb(where, when, 25))
-    assert [sorted(list_places(of_row)) for of_row in steps] == [[0, 2], [], [], [0]]
-    assert perturb_texts(Table([]), [], Perturb(where, when, 25)) == []
-
-
 def test_perturb_texts_random_places_depend_on_seed_and_text() -> None:
     texts = [make_text(range(40)), make_text(range(1, 41)), make_text(range(40))]
     table = Table(texts)

@@ -15,7 +15,6 @@ from transformers import (
     AutoModelForSequenceClassification,
     BertConfig,
     PreTrainedTokenizerFast,
-    RobertaConfig,
 )
 
 from abstain.core.contracts import Context, Interaction
@@ -45,10 +44,6 @@ def numbered(n: int, **changes: Any) -> Interaction:
     """An answered question; the lengths of its context and answer depend on `n`."""
     one = interaction("yes " * (n % 5 + 1), ["c" * (7 * n % 40 + 1)], f"Question {n}?", f"i-{n}")
     return one.model_copy(update=changes)
-
-
-def context(text: str) -> tuple[Context, ...]:
-    return (Context(chunk_id="doc#0", text=text),)
 
 
 def unread(*interactions: Interaction) -> FeatureBatch:
@@ -95,14 +90,11 @@ def plain_logits(folder: Path, head: str, inputs: Mapping[str, Any]) -> list[Ten
     return [out[name][0] for name in ("logits", "start_logits", "end_logits") if name in out]
 
 
-def save_encoder(folder: Path, head: str, seed: int = 0, family: str = "bert", **config: Any) -> Path:
+def save_encoder(folder: Path, head: str, seed: int = 0, **config: Any) -> Path:
     """Save a two-layer encoder with a head to `classify` pairs or to `answer` questions."""
     # The range is large enough for texts to differ visibly.
     sizes = SIZES | {"vocab_size": 300, "initializer_range": 0.3, "max_position_embeddings": WINDOW}
-    if family == "roberta":  # whose positions begin after padding's
-        sizes |= {"max_position_embeddings": WINDOW + 2, "pad_token_id": 1, "type_vocab_size": 2}
     torch.manual_seed(seed)
-    made = {"bert": BertConfig, "roberta": RobertaConfig}[family](**(sizes | config))
-    HEADS[head].from_config(made).save_pretrained(folder)
+    HEADS[head].from_config(BertConfig(**(sizes | config))).save_pretrained(folder)
     word_tokenizer().save_pretrained(folder)
     return folder

@@ -1,4 +1,3 @@
-import json
 import math
 import shutil
 from functools import partial
@@ -124,13 +123,6 @@ def test_entailment_scores_do_not_depend_on_the_batch(
     np.testing.assert_allclose(one, unpadded.score(unread(*ROWS)), atol=1e-6)
 
 
-def test_entailment_roberta_window_excludes_padding_positions(tmp_path: Path, settings: Settings) -> None:
-    folder = save_encoder(tmp_path / "r", "classify", family="roberta", id2label=NLI)
-    scorer = make_entailment_scorer(str(folder), settings)
-    assert max(len(excerpt.offsets) for excerpt in scorer.model.build_excerpts(LONG, "A claim.", "first")) == WINDOW
-    assert np.isfinite(scorer.score(unread(*ROWS))).all()
-
-
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
@@ -176,24 +168,26 @@ def test_entailment_missing_model_is_one_line(
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     another = save_encoder(tmp_path / "qa", "answer")
     unclear = save_encoder(tmp_path / "unclear", "classify", id2label={0: "good", 1: "bad"})
+    damaged = save_encoder(tmp_path / "damaged", "classify")
+    (damaged / "config.json").write_text("{")
     for name, says in {
         None: "^no model: set scorers.entailment_model",
         "": "^no model: set scorers.entailment_model",
         "nobody/no-such-model@v1": "^model 'nobody/no-such-model@v1' cannot be found.*scorers.entailment_model",
         str(tmp_path): "is no model folder",
+        str(damaged): "cannot be used .*scorers.entailment_model",
         str(another): "is a BertForQuestionAnswering: scorers.entailment_model",
         str(unclear): "ambiguous among good, bad; change scorers.entailment_model",
     }.items():
-        with pytest.raises(ScorerUnavailable, match=says) as caught:
+        with pytest.raises(ScorerUnavailable, match=says):
             make_entailment_scorer(name, settings)
-        assert "\n" not in str(caught.value)
 
 
 def test_entailment_unsuitable_model_is_an_error(folder: Path, tmp_path: Path, settings: Settings) -> None:
     def score(copy: Path) -> None:
         make_entailment_scorer(str(copy), settings).score(unread(interaction()))
 
-    tokenless, headless, infinite, own = (Path(shutil.copytree(folder, tmp_path / f"tiny-{n}")) for n in range(4))
+    tokenless, headless, infinite = (Path(shutil.copytree(folder, tmp_path / f"tiny-{n}")) for n in range(3))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tokenless / name).unlink()
     with pytest.raises(ScorerUnavailable, match="its tokenizer knows no words"):
@@ -208,11 +202,6 @@ def test_entailment_unsuitable_model_is_an_error(folder: Path, tmp_path: Path, s
     model.save_pretrained(infinite)
     with pytest.raises(AbstainError, match="^tiny-2: its logits are not finite"):
         score(infinite)
-    changed = json.loads(config) | {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig"}}
-    (own / "config.json").write_text(json.dumps(changed))
-    (own / "own.py").write_text("raise SystemExit('this was run')")
-    with pytest.raises(ScorerUnavailable, match="cannot be used .*scorers.entailment_model"):
-        score(own)
 
 
 QUESTIONS = [
@@ -336,11 +325,3 @@ def test_extractive_qa_second_answer_loads_no_model(
     assert other == 0.0 < own == pytest.approx(first[1])
     with pytest.raises(AssertionError, match="was loaded"):
         again.score(unread(interaction(question="Which fee?")))
-
-
-def test_extractive_qa_missing_model_is_unavailable(settings: Settings, tmp_path: Path) -> None:
-    with pytest.raises(ScorerUnavailable, match="^no model: set scorers.extractive_qa_model"):
-        make_extractive_scorer(None, settings)
-    qa_folder = save_encoder(tmp_path / "nli", "classify")
-    with pytest.raises(ScorerUnavailable, match="is a BertForSequenceClassification"):
-        make_extractive_scorer(str(qa_folder), settings)

@@ -7,7 +7,6 @@ from transformers import AutoModel, AutoTokenizer
 
 from abstain.config.settings import Settings
 from abstain.core.codes import Code
-from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.llm.signals import cross_encoder as module_under_test
 from abstain.llm.signals import pair_encoder
@@ -37,16 +36,9 @@ def scorer(folder: Path, settings: Settings) -> CrossEncoder:
     return make_cross_encoder(settings)
 
 
-def score_one(scorer: CrossEncoder, answer: Interaction) -> float:
-    (score,) = scorer.score(unread(answer))
-    return float(score)
-
-
 def test_pair_classifier_reads_cls_of_the_whole_encoder(folder: Path, settings: Settings) -> None:
-    encoder, pairs = (
-        PairEncoder(settings),
-        [("What is the fee? 5", "The fee is 5."), ("Is it lost?", "A card is lost.")],
-    )
+    encoder = PairEncoder(settings)
+    pairs = [("What is the fee? 5", "The fee is 5."), ("Is it lost?", "A card is lost.")]
     classifier = encoder.make_classifier().eval()
     with torch.no_grad():
         classifier.head.weight.normal_(generator=torch.Generator().manual_seed(0))
@@ -59,22 +51,18 @@ def test_pair_classifier_reads_cls_of_the_whole_encoder(folder: Path, settings: 
 
 
 def test_cross_encoder_learns_which_chunks_support(scorer: CrossEncoder) -> None:
+    """The score is that of the best chunk."""
     untouched = torch.get_rng_state()
     fitted = scorer.fit(unread(*ANSWERS), labels(CORRECT))
     assert torch.equal(torch.get_rng_state(), untouched) and fitted is not scorer
-    supported, foreign = (
-        interaction("7 euros", ["The fee is 5 euros."]),
-        interaction("7 euros", ["A lost card is blocked."]),
-    )
-    assert score_one(fitted, supported) > 0.6 > 0.4 > score_one(fitted, foreign)
+    chunks = ["The fee is 5 euros.", "A lost card is blocked.", "call the hotline"]
+    supported, foreign = (interaction("7 euros", [chunk]) for chunk in chunks[:2])
+    scores = fitted.score(unread(supported, foreign))
+    assert scores[0] > 0.6 > 0.4 > scores[1]
     again = scorer.fit(unread(*ANSWERS), labels(CORRECT))
-    assert_near(again.score(unread(supported, foreign)), fitted.score(unread(supported, foreign)), np.float32)
-
-
-def test_cross_encoder_score_is_of_the_best_chunk(scorer: CrossEncoder) -> None:
-    fitted = scorer.fit(unread(*ANSWERS), labels(CORRECT))
-    chunks = ["The fee is 5 euros.", "A lost card is blocked. " * 3, "call the hotline"]
-    alone = [score_one(fitted, interaction(contexts=[chunk])) for chunk in chunks]
+    assert_near(again.score(unread(supported, foreign)), scores, np.float32)
+    chunks[1] *= 3
+    alone = [fitted.score(unread(interaction(contexts=[chunk])))[0] for chunk in chunks]
     together = fitted.score(unread(interaction(contexts=chunks), interaction(contexts=[]), *ANSWERS))
     assert np.ptp(alone) > 1e-3 and together[0] == pytest.approx(max(alone), abs=1e-4)
     assert np.isnan(together[1]) and not np.isnan(together[2:]).any()
