@@ -175,7 +175,6 @@ def test_fit_calibrator_invalid_value_raises(
         {"method": "platt"},
         {"method": "temperature"},
         {"method": "temperature", "scale": -1.0},
-        {"method": "temperature", "scale": "a"},
         {"method": "isotonic", "knots": [0.1, 0.9], "values": [0.8]},
         {"method": "isotonic", "knots": [0.1, 0.9], "values": [0.8, 0.1]},
         {"method": "venn_abers", "p0_knots": [0.5], "p0_values": [0.1], "p1_knots": [0.5], "p1_values": [0.4, 0.9]},
