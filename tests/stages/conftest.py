@@ -12,6 +12,7 @@ from abstain.config.params import Params
 from abstain.core import paths
 from abstain.data.store.splits import select_reviewed
 from abstain.stages.shared import artifacts
+from abstain.stages.shared.states import load_labelled_states
 from tests.conftest import ROOT
 from tests.llm.builders import save_speaking_model
 from tests.stages.builders import bank_params, ingest_bank
@@ -59,6 +60,12 @@ def write_labels(where: str, **values: object) -> None:
 
 def read_reviewed(split: str) -> pd.DataFrame:
     frame = artifacts.read_dataset_frame()
+    return select_reviewed(frame[frame["split"] == split])
+
+
+def read_readable(split: str) -> pd.DataFrame:
+    """The reviewed answers that the base model could read."""
+    frame, _ = load_labelled_states()
     return select_reviewed(frame[frame["split"] == split])
 
 

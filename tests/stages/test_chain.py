@@ -1,5 +1,4 @@
 import re
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pandas as pd
@@ -15,7 +14,7 @@ from abstain.data.store.splits import select_reviewed_holdout
 from abstain.data.validation.results import ValidationResult
 from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.sources.files import make_explicit_sources
-from abstain.llm.features.shard_job import JobStats, LocalRunner, ShardJob, compute_shard
+from abstain.llm.features.shard_job import LocalRunner
 from abstain.llm.signals.feature_plan import LabelledAnswers
 from abstain.reports.data_reports.validation import validation_report
 from abstain.stages.dataset import __main__ as dataset
@@ -37,15 +36,7 @@ EVALUATED = [name for name in STAGES if name != "report"]
 class Worker(LocalRunner):
     """Computes where the stages' own runner is refused."""
 
-    def run(self, shards: Iterable[ShardJob]) -> Iterator[JobStats]:
-        for shard in shards:
-            yield compute_shard(shard, load_settings())
-
-
-def list_outputs(names: list[str]) -> list[str]:
-    """The outputs that dvc.yaml guarantees of the stages `names`."""
-    entries = (entry for name in names for kind in ("outs", "metrics") for entry in STAGES[name].get(kind, []))
-    return [entry if isinstance(entry, str) else next(iter(entry)) for entry in entries]
+    run = LocalRunner.run
 
 
 @pytest.fixture
@@ -57,7 +48,8 @@ def base_model_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_stages_write_declared_artifacts_with_plotted_columns(finished: Finished) -> None:
-    declared = {Path(name) for name in list_outputs(EVALUATED)}
+    entries = [entry for name in EVALUATED for kind in ("outs", "metrics") for entry in STAGES[name].get(kind, [])]
+    declared = {Path(entry if isinstance(entry, str) else next(iter(entry))) for entry in entries}
     found = {paths.ARTIFACTS / name for name in bytes_of(finished.root / paths.ARTIFACTS)}
     missing = {one for one in declared if not (finished.root / one).exists()}
     unknown = {file for file in found if not any(one == file or one in file.parents for one in declared)}

@@ -12,7 +12,6 @@ from abstain.core import paths
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.data.store.dataset import DataStore
-from abstain.data.store.splits import select_reviewed
 from abstain.learning.metrics.weighted_metrics import auroc, row_weights
 from abstain.llm.familiarity.familiarity import FamiliarityConfig, SelfFamiliarity
 from abstain.llm.signals import familiarity
@@ -22,7 +21,7 @@ from abstain.stages.shared import artifacts
 from abstain.stages.shared.states import load_labelled_states
 from tests.llm.signals.builders import save_encoder
 from tests.stages.builders import FUSIONS, REGRESSORS
-from tests.stages.conftest import Finished, change, enter_copy, run_stages
+from tests.stages.conftest import Finished, change, enter_copy, read_readable, run_stages
 
 pytestmark = pytest.mark.slow
 
@@ -71,8 +70,7 @@ def test_exported_files_decide_as_evaluated(wide: Params, name: str) -> None:
     run_stages(params, "choose_scorer", "tune_threshold", "export_onnx")
     served = artifacts.read_json(paths.SCORER_CHOICE)
     assert served["name"] == name
-    frame, _ = load_labelled_states()
-    rows = select_reviewed(frame[frame["split"] == "holdout"])
+    rows = read_readable("holdout")
     predictor = Predictor.open(paths.ONNX, load_settings())
     assert predictor.scorer.name == name
     decisions = predictor.decide_interactions(DataStore(paths.DATA).read_interactions(rows["interaction_id"]))
@@ -129,8 +127,7 @@ def test_choose_scorer_serves_cheapest_of_the_best(wide: Params) -> None:
     assert tokens == sorted(set(tokens)), "regressors perturb contexts and read the answer with them, too"
     served, best = rows[choice["name"]], max(row["auroc"] for row in rows.values())
     assert all(row["auroc"] < best for row in rows.values() if row["forward_tokens"] < served["forward_tokens"])
-    frame, _ = load_labelled_states()
-    reviewed = select_reviewed(frame[frame["split"] == "train"])
+    reviewed = read_readable("train")
     weight = row_weights(reviewed["inclusion_probability"].to_numpy())
     confidence = read_served_confidences()[reviewed["interaction_id"]].to_numpy()
     assert served["auroc"] == pytest.approx(auroc(reviewed["correct"].to_numpy(), confidence, weight))

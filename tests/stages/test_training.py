@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 
 from abstain.config.params import Params
 from abstain.config.settings import load_settings
@@ -14,7 +13,6 @@ from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.core.labels import Labels
 from abstain.data.store.dataset import DataStore
-from abstain.data.store.state_table import StateTable
 from abstain.learning.estimators.cross_validation import fit_probe
 from abstain.learning.estimators.fusion import Fusion, fit_fusion
 from abstain.learning.estimators.parity import MAX_PARITY
@@ -22,9 +20,8 @@ from abstain.learning.estimators.probe_registry import load_probe
 from abstain.learning.estimators.regressors.onnx_regressor import OnnxRegressor
 from abstain.learning.estimators.training_rows import make_training_rows
 from abstain.learning.metrics.weighted_metrics import auroc, row_weights
-from abstain.llm.features.extraction import FeatureSource
 from abstain.llm.features.shard_job import JobStats, LocalRunner
-from abstain.llm.signals.base import FeatureBatch, Scorer
+from abstain.llm.signals.base import FeatureBatch
 from abstain.llm.signals.compute_features import collect_feature_requests, estimate_forward_tokens, read_features
 from abstain.llm.signals.counterfactuals import COUNTERFACTUALS
 from abstain.llm.signals.feature_plan import list_candidate_sites
@@ -34,7 +31,7 @@ from abstain.stages import choose_site
 from abstain.stages.features import __main__ as features
 from abstain.stages.nll_features import __main__ as nll_features
 from abstain.stages.shared import artifacts
-from abstain.stages.shared.states import load_labelled_states, read_base_model
+from abstain.stages.shared.states import load_labelled_states
 from abstain.stages.train_probe import __main__ as train_probe
 from abstain.stages.train_regressors import __main__ as train_regressors
 from abstain.stages.tune_threshold import __main__ as tune_threshold
@@ -222,11 +219,6 @@ def read_training() -> tuple[FeatureBatch, Labels]:
     return FeatureBatch([one for one, of in zip(read_labelled(), train, strict=True) if of], {}), labels
 
 
-def fit_scorers(params: Params) -> list[Scorer]:
-    """As the stage makes them; length and the writer's scores have to be fitted, on the training split."""
-    return [one.fit(*read_training()) for one in build_scorers(params, load_settings()).scorers]
-
-
 def test_tables_have_rows_per_answer_and_variant(bank: Params) -> None:
     frame = artifacts.read_dataset_frame()
     ids = {"asked": frame["interaction_id"].tolist()}
@@ -240,7 +232,8 @@ def test_tables_have_rows_per_answer_and_variant(bank: Params) -> None:
 
 
 def test_features_signals_match_their_scorers(bank: Params) -> None:
-    settings, scorers = load_settings(), fit_scorers(bank)
+    settings = load_settings()
+    scorers = [one.fit(*read_training()) for one in build_scorers(bank, settings).scorers]
     assert [scorer.name for scorer in scorers] == SIGNALS
     frame = artifacts.read_dataset_frame()
     store, reviewed = DataStore(paths.DATA), read_reviewed("holdout")["interaction_id"]
@@ -283,17 +276,6 @@ def test_features_without_writer_scores_skip_writer(bank: Params, monkeypatch: p
     assert artifacts.read_json(paths.EVALUATION)["ranked_apart"] == ""
 
 
-def test_features_states_are_of_the_served_site(bank: Params) -> None:
-    table, rows = StateTable(paths.FEATURES), read_labelled()
-    refused = artifacts.read_json(paths.FEATURES_SUMMARY)["unreadable"]
-    assert [one.interaction_id for one, length in zip(rows, table.lengths, strict=True) if not length] == list(refused)
-    assert table.model == read_base_model() and table.model.startswith("tiny-bank@")
-    source = FeatureSource(bank.llm, load_settings())
-    for at, states in source.read(rows[:8]):
-        assert len(states) == len(rows[at].answer.encode()) + 1, "a byte is a token here, and EOS is one"
-        assert torch.equal(table[at], states.float())
-
-
 def test_features_summary_lists_unreadable_and_shortened(bank: Params) -> None:
     summary = artifacts.read_json(paths.FEATURES_SUMMARY)
     frame = artifacts.read_dataset_frame().set_index("interaction_id")
@@ -317,9 +299,7 @@ def test_features_summary_has_forward_tokens(bank: Params) -> None:
     assert costs["writer"] == 0
     assert costs["probe"] == costs["sequence_log_prob"] * 2 / 4, "layer 2 of 4"
     assert costs["fusion"] < sum(costs[name] for name in SIGNALS[:-1]), "what they share is run once"
-    assert costs["fusion"] > max(costs[name] for name in SIGNALS[:-1])
     assert costs["fusion_one_pass"] == costs["yes_score_fused"], "the others read a part of that pass"
-    assert costs["fusion_two_passes"] > costs["context_gain"]
 
 
 def test_features_unusable_input_raises_before_any_pass(bank: Params, monkeypatch: pytest.MonkeyPatch) -> None:
