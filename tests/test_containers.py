@@ -20,7 +20,6 @@ from abstain.config.settings import Settings
 from abstain_cli.app import app
 from tests.checkout import ROOT
 from tests.llm.features.conftest import s3, s3_server  # noqa: F401  (fixtures)
-from tests.postgres import postgres  # noqa: F401  (a fixture)
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
@@ -169,7 +168,7 @@ def test_compose_is_pinned_and_of_this_machine() -> None:
 
 
 @pytest.fixture
-def prefects(postgres: str) -> Iterator[str]:  # noqa: F811
+def prefects(postgres: str) -> Iterator[str]:
     """The URL of a server with Prefect's database and its owner, as the image of PostgreSQL makes them."""
     import psycopg
 
