@@ -1,19 +1,22 @@
 """Messages that the product may show but not read: what is decided is decided by codes, kinds and fields.
 
 In tests, the message of each `AbstainError` and `Reason` is an `OpaqueMessage`. Product code that looks for words in it
-fails; so a message can be reworded without changing a decision.
+fails; so a message can be reworded without changing a decision. So does product code that raises an `AbstainError` of
+more than one line.
 """
 
+import re
 import sys
 from collections.abc import Callable
-from dataclasses import fields
 from typing import Any
 
 from abstain.core.errors import AbstainError
 from abstain.core.reasons import Reason
 from tests.checkout import ROOT
 
-PRODUCT = tuple(str(ROOT / folder) for folder in ("src", "tasks", "flows"))
+PRODUCT = tuple(str(ROOT / folder) for folder in ("src", "tasks", "flows", "studies", "benchmarks"))
+QUOTED = re.compile(r"'[^']*'")
+"""What was given, as it was given: a terminal shows it without control characters."""
 READING = ("__contains__", "startswith", "endswith", "find", "index", "partition", "rpartition")
 
 
@@ -40,19 +43,18 @@ for reading in READING:
 
 
 def make_messages_opaque() -> None:
-    """Make the messages of all errors and reasons that are created from now on opaque."""
+    """Make the messages of all errors and reasons that are created from now on opaque, and those of errors one line."""
     make_error, make_reason = AbstainError.__init__, Reason.__init__
-    position = [field.name for field in fields(Reason)].index("message")
 
     def init_error(self: AbstainError, code: Any, message: str, *others: Any) -> None:
+        caller = sys._getframe(1).f_code.co_filename
+        is_line = "\n" not in QUOTED.sub("", message)
+        assert is_line or not caller.startswith(PRODUCT), f"{caller} raises an error of lines: {message!r}"
         make_error(self, code, OpaqueMessage(message), *others)
 
     def init_reason(self: Reason, *arguments: Any, **named: Any) -> None:
-        if "message" in named:
-            named["message"] = OpaqueMessage(named["message"])
-        else:
-            arguments = (*arguments[:position], OpaqueMessage(arguments[position]), *arguments[position + 1 :])
         make_reason(self, *arguments, **named)
+        object.__setattr__(self, "message", OpaqueMessage(self.message))
 
     AbstainError.__init__ = init_error  # type: ignore[method-assign]
     Reason.__init__ = init_reason  # type: ignore[method-assign]

@@ -179,7 +179,7 @@ def test_test_names_are_short() -> None:
     assert names and [name for name in names if len(name) > TEST_NAME_LENGTH] == []
 
 
-def test_product_cannot_read_a_message() -> None:
+def test_product_cannot_read_a_message_nor_raise_lines() -> None:
     messages = (AbstainError(Code.USAGE, "x: y").message, Reason(Code.USAGE, "field", message="x: y").message)
     for read in ("message.startswith('x')", "'x' in message", "message.partition(':')"):
         of_product, of_test = (compile(read, str(ROOT / name / "reader.py"), "eval") for name in ("src", "tests"))
@@ -188,3 +188,6 @@ def test_product_cannot_read_a_message() -> None:
             with pytest.raises(AssertionError, match=r"reader\.py reads the message"):
                 eval(of_product, {"message": message})
     assert messages[0] == "x: y" and type(copy.copy(messages[0])) is str
+    lines = compile("AbstainError(Code.USAGE, 'x:\\ny')", str(ROOT / "src" / "reader.py"), "eval")
+    with pytest.raises(AssertionError, match=r"reader\.py raises an error of lines"):
+        eval(lines, {"AbstainError": AbstainError, "Code": Code})

@@ -155,9 +155,8 @@ def test_start_project_failed_changes_nothing(clone: Clone, choices: Choices, mo
     before = clone.state()
 
     def require_failure(message: str, chosen: Choices) -> None:
-        with pytest.raises(AbstainError, match=message) as error:
+        with pytest.raises(AbstainError, match=message):
             start_project(chosen)
-        assert "\n" not in str(error.value)
         assert clone.state() == before and len(clone.git("worktree", "list").splitlines()) == 1
         assert clone.leftovers() == set() and (clone.home / "releases").is_dir()
 
