@@ -35,9 +35,8 @@ def init_on_terminal(project: Project, *typed: bytes) -> tuple[int, str]:
     """
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "abstain_cli.app", "init", "--layout", "rag-plain-v1"]
-    process = subprocess.Popen(
-        command, cwd=project.root, env=project.environment, preexec_fn=partial(os.login_tty, theirs)
-    )
+    log_in = partial(os.login_tty, theirs)
+    process = subprocess.Popen(command, cwd=project.root, env=project.environment, preexec_fn=log_in)
     os.close(theirs)
     shown, answers = b"", iter(typed)
     with suppress(OSError):  # as a terminal's end is reported where its last process is gone
@@ -101,13 +100,9 @@ def read_state(project: Project) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "key",
-    [
-        INTERRUPT,
-        pytest.param(END_OF_INPUT, marks=pytest.mark.soak(twin="test_init_left_at_a_terminal_changes_nothing")),
-    ],
+    "key", [INTERRUPT, pytest.param(END_OF_INPUT, marks=pytest.mark.soak(twin="test_init_left_changes_nothing"))]
 )
-def test_init_left_at_a_terminal_changes_nothing(fresh: Project, key: bytes) -> None:
+def test_init_left_changes_nothing(fresh: Project, key: bytes) -> None:
     before = read_state(fresh)
     status, text = init_on_terminal(fresh, b"\n", key)
     questions, end = text.replace("^C", "").rsplit(QUESTION.decode(), 1)

@@ -27,17 +27,10 @@ def block(text: str, kind: str = "text") -> dict[str, str]:
         ({"role": "model", "parts": [{"text": "Yes."}]}, "assistant", "Yes."),
         (SimpleNamespace(type="ai", content=[block("Yes.")]), "assistant", "Yes."),
         ({"messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]}, "user", "Why?"),
-        (
-            [SimpleNamespace(type="human", content="Why?"), SimpleNamespace(type="ai", content="So.")],
-            "assistant",
-            "So.",
-        ),
+        ([SimpleNamespace(type="human", content="Q"), SimpleNamespace(type="ai", content="So.")], "assistant", "So."),
         (SimpleNamespace(page_content="A chunk."), "user", "A chunk."),
         (SimpleNamespace(node=None, text="A chunk.", get_content=lambda: "x"), "user", "A chunk."),
-        *(
-            (nothing, "user", None)
-            for nothing in (None, "", " ", [], {}, 5, {"title": "a"}, [None], [{"role": "tool"}])
-        ),
+        *((value, "user", None) for value in (None, "", " ", [], {}, 5, {"title": "a"}, [None], [{"role": "tool"}])),
         ([{"role": "user", "content": "Why?"}], "assistant", None),
     ],
 )
@@ -60,15 +53,9 @@ def test_extract_text_of_a_deep_list_ends() -> None:
         ("Is it 5?\n</think>\nIt is 5.", "It is 5."),
         ("<Reasoning>a</REASONING>It is 5.", "It is 5."),
         ("<think>```\na</think>It <thinking>b</thinking>is 5.", "It is 5."),
-        (
-            '<details type="reasoning" done="true">\n<summary>T</summary><details>a</details>\n</details>\nIt is 5.',
-            "It is 5.",
-        ),
+        ('<details type="reasoning" done="1">\n<summary>T</summary><details>a</details>\n</details>\nYes.', "Yes."),
         ("<details id='1' type='tool_calls'>{}</details>It is 5.", "It is 5."),
-        (
-            "<|channel|>analysis<|message|>5?<|end|><|start|>assistant<|channel|>final<|message|>It is 5.<|return|>",
-            "It is 5.",
-        ),
+        ("<|channel|>analysis<|message|>5?<|end|><|start|>assistant<|channel|>final<|message|>5.<|return|>", "5."),
         ("<|channel|>commentary to=functions.f <|message|>{}<|call|>It is 5.", "It is 5."),
         ("<think>only this</think>", ""),
         *((text, text) for text in ("It is 5 < 6. ", "Write `<think>`.", " ```xml\n<think>\n```\nIs it?", "</p>")),
@@ -80,9 +67,7 @@ def test_remove_reasoning_leaves_the_answer(text: str, answer: str) -> None:
     assert remove_reasoning(text, ()) == text
 
 
-@pytest.mark.parametrize(
-    "text", ["<think>It is 5.", "Yes. <details type=reasoning>It", "<|channel|>analysis<|message|>It is 5."]
-)
+@pytest.mark.parametrize("text", ["<think>5.", "Yes. <details type=reasoning>It", "<|channel|>analysis<|message|>5."])
 def test_remove_reasoning_without_an_end_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match="does not end"):
         remove_reasoning(text, MARKERS)
@@ -109,12 +94,7 @@ BEGINNINGS = ("[Unanswerable", "I don't know")
 
 def test_is_refusal_ignores_case_spaces_quotes() -> None:
     """A bracket means itself: as a regular expression, "[Unanswerable" would be none, and "[Una]" one letter."""
-    for answer in (
-        "[Unanswerable given the paragraph below]",
-        "I don't know it.",
-        "I DON\u2019T\nknow.",
-        "  i don't  know",
-    ):
+    for answer in ("[Unanswerable given the paragraph]", "I don't know it.", "I DON\u2019T\nknow.", "  i don't  know"):
         assert is_refusal(answer, BEGINNINGS), answer
     for answer in ("Unanswerable", "U", "The fee? I don't know.", "I know.", ""):
         for beginnings in (BEGINNINGS, (), ("[Una]",)):
