@@ -110,9 +110,7 @@ def test_erase_user_keeps_later_texts_out(tmp_path: Path, log: DecisionLog) -> N
     assert queries.count_decisions(log.database) == {"show": 4, "abstain": 0, "unavailable": 0, "feedback": 6}
 
 
-def test_erase_user_includes_rows_written_meanwhile(
-    tmp_path: Path, log: DecisionLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_erase_user_includes_meanwhile_rows(tmp_path: Path, log: DecisionLog, monkeypatch: pytest.MonkeyPatch) -> None:
     write_transaction = LogDatabase.write_transaction
     asked = decision("d", user="ann", interaction=interaction("d", question=make_text("d")))
 
@@ -197,9 +195,7 @@ def database(tmp_path: Path) -> Iterator[LogDatabase]:
         yield log.database
 
 
-def test_delete_expired_keeps_texts_and_the_live_version(
-    database: LogDatabase, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_delete_expired_keeps_texts_and_live_version(database: LogDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expiry, "ROWS_PER_TRANSACTION", 1)  # so that there are several transactions
     assert count_expired(database, LATER, 400, "v1.1.0") == 5
     assert list_ids(database)[0] == {"old", "live", "away", "new", "gone"}

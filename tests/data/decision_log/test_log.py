@@ -110,9 +110,8 @@ def test_digests_are_of_unredacted_texts_and_the_key(tmp_path: Path) -> None:
     )
     first, second = (decision(interaction=interaction(answer=answer)) for answer in ("Call 1.", "Call 2."))
     assert record(log, first, first, second) == ["recorded", "duplicate", Code.ID_IN_USE]
-    outcomes = [
-        get_outcome(log.record_feedback("f", feedback(comment=text))) for text in ("mail a", "mail a", "mail b")
-    ]
+    rows = [feedback(comment=text) for text in ("mail a", "mail a", "mail b")]
+    outcomes = [get_outcome(log.record_feedback("f", row)) for row in rows]
     assert outcomes == ["recorded", "duplicate", Code.ID_IN_USE]
     assert b"Call" not in bytes_in(tmp_path) and b"mail" not in bytes_in(tmp_path)
     log.close()

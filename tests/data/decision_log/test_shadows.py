@@ -15,10 +15,7 @@ NOW = datetime.now(UTC)
 SHADOW = ShadowDecision("a", "shadow-1", NOW, False, 0.25, 0.2, 0.5)
 DAY = timedelta(days=1)
 START = datetime(2026, 11, 2, tzinfo=UTC)
-ALARMS = (
-    Alarm(Code.INPUT_DRIFT, "contexts differ", ("a", "b")),
-    Alarm(Code.FEED_SILENT, "silence", (), "ring them up"),
-)
+ALARMS = Alarm(Code.INPUT_DRIFT, "contexts differ", ("a", "b")), Alarm(Code.FEED_SILENT, "silence", (), "ring them up")
 
 
 @pytest.fixture

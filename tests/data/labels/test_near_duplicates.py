@@ -76,9 +76,8 @@ def test_find_near_duplicates_long_texts_may_differ_slightly() -> None:
 def test_find_near_duplicates_ignores_order_in_batch() -> None:
     chain = [" ".join([*["so"] * n, *WORDS[n:]]) for n in range(0, 12, 2)]  # neighbours are alike, the ends are not
     rows = [interaction(f"i-{n}", answer=text, asked_at=ASKED + timedelta(days=n)) for n, text in enumerate(chain)]
-    pd.testing.assert_frame_equal(
-        find_near_duplicates([rows]).sort_index(), find_near_duplicates([rows[::-1]]).sort_index()
-    )
+    found, again = (find_near_duplicates([batch]).sort_index() for batch in (rows, rows[::-1]))
+    pd.testing.assert_frame_equal(found, again)
 
 
 def test_find_near_duplicates_later_batches_keep_numbers() -> None:

@@ -340,9 +340,7 @@ def test_find_contradictions_honest_crowd_keeps_alpha(spread: float) -> None:
     ],
     ids=["no shared answers", "few shared answers", "constant labels"],
 )
-def test_summarize_reviewer_agreement_undefined_is_none(
-    rows: list[tuple[int, str, bool]], agreement: ReviewerAgreement
-) -> None:
+def test_reviewer_agreement_undefined_is_none(rows: list[tuple[int, str, bool]], agreement: ReviewerAgreement) -> None:
     assert summarize_reviewer_agreement(make_reviews(*rows), FEW) == agreement
 
 

@@ -11,16 +11,8 @@ from hypothesis import strategies as st
 from abstain.config.params import SplitParams
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.data.store.splits import (
-    MIN_SAMPLED,
-    assign_splits,
-    check_splits,
-    compute_holdout_digest,
-    hash_to_unit_interval,
-    select_reviewed,
-    select_reviewed_holdout,
-    split_by_sampling,
-)
+from abstain.data.store import splits as module
+from abstain.data.store.splits import assign_splits, check_splits, hash_to_unit_interval
 from abstain.sample.files import INCOMING_FROM
 from benchmarks.sample.handbook import build_handbook
 from benchmarks.sample.questions import build_questions
@@ -138,9 +130,7 @@ def test_split_params_empty_window_or_training_raises() -> None:
         SplitParams(**{**BY_GROUP.model_dump(), "holdout": 0.9})
 
 
-@pytest.mark.parametrize(
-    ("by", "remedy"), [("group", "ingest feedback on more groups"), ("time", ".*split.holdout_from")]
-)
+@pytest.mark.parametrize(("by", "remedy"), [("group", "ingest feedback on more"), ("time", ".*split.holdout_from")])
 def test_check_splits_empty_split_raises(by: str, remedy: str) -> None:
     frame = pd.DataFrame({"split": [*ENOUGH, "newest"], "correct": [True, False] * 3 + [True]})
     check_splits(frame, by)
@@ -153,35 +143,36 @@ def test_check_splits_empty_split_raises(by: str, remedy: str) -> None:
         check_splits(frame.head(0), by)
 
 
-@pytest.mark.parametrize(
-    ("correct", "only", "lacking"), [(True, "correct", "incorrect"), (False, "incorrect", "correct")]
-)
-def test_check_splits_one_label_raises(correct: bool, only: str, lacking: str) -> None:
+@pytest.mark.parametrize(("correct", "only", "lack"), [(True, "correct", "incorrect"), (False, "incorrect", "correct")])
+def test_check_splits_one_label_raises(correct: bool, only: str, lack: str) -> None:
     frame = pd.DataFrame({"split": ENOUGH, "correct": [True, False, correct, correct, True, False]})
-    expected = f"only {only} answers in the split 'validation' .*feedback on {lacking} ones"
+    expected = f"only {only} answers in the split 'validation' .*feedback on {lack} ones"
     with pytest.raises(AbstainError, match=expected, check=lambda error: error.code is Code.TOO_FEW_LABELS):
         check_splits(frame, "group")
 
 
 def test_split_by_sampling_separates_self_selected() -> None:
-    rows = pd.DataFrame({"sampled": [at % 3 > 0 for at in range(3 * MIN_SAMPLED // 2)]})
-    assert rows["sampled"].sum() == MIN_SAMPLED
-    counted, apart = split_by_sampling(rows)
+    rows = pd.DataFrame({"sampled": [at % 3 > 0 for at in range(3 * module.MIN_SAMPLED // 2)]})
+    assert rows["sampled"].sum() == module.MIN_SAMPLED
+    counted, apart = module.split_by_sampling(rows)
     assert counted["sampled"].all() and not apart["sampled"].any() and len(counted) + len(apart) == len(rows)
     for few, of_all in ((rows.drop(index=1), True), (rows, False)):
-        counted, apart = split_by_sampling(few, of_all)
+        counted, apart = module.split_by_sampling(few, of_all)
         assert counted.equals(few) and apart.empty
 
 
 def test_select_reviewed_holdout_by_position() -> None:
     splits = ["holdout", "holdout", "train", "holdout"]
     frame = pd.DataFrame({"source": ["review", "thumb", "review", "review"], "split": splits})
-    assert select_reviewed(frame).index.tolist() == [0, 2, 3]
-    assert select_reviewed_holdout(frame, ["a", "b", "c", "d"]) == ["a", "d"]
+    assert module.select_reviewed(frame).index.tolist() == [0, 2, 3]
+    assert module.select_reviewed_holdout(frame, ["a", "b", "c", "d"]) == ["a", "d"]
 
 
 def test_compute_holdout_digest_hashes_sorted_utf8_json() -> None:
     """The digests of former promotions are stored, so they may not change."""
     text = '[["b", false], ["ä", true]]'
-    digests = [compute_holdout_digest(["ä", "b"], [True, False]), compute_holdout_digest(["b", "ä"], [False, True])]
+    digests = [
+        module.compute_holdout_digest(["ä", "b"], [True, False]),
+        module.compute_holdout_digest(["b", "ä"], [False, True]),
+    ]
     assert digests == [hashlib.sha256(text.encode()).hexdigest()] * 2

@@ -7,14 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from abstain.core.contracts import Context
-from abstain.data.store.profile import (
-    MAX_LANGUAGE_SAMPLES,
-    MEASURES,
-    Profile,
-    Profiler,
-    detect_language,
-    get_length_bin,
-)
+from abstain.data.store import profile as module
+from abstain.data.store.profile import MAX_LANGUAGE_SAMPLES, MEASURES, Profile, Profiler, get_length_bin
 from abstain.data.store.record_keys import Record, make_record
 from abstain.data.validation.drift import compute_stability_index, select_newest_and_previous, validate_drift
 from tests.checkout import shipped_params
@@ -139,4 +133,4 @@ def test_profile_addition_is_commutative(one: Profile, two: Profile, three: Prof
 
 @pytest.mark.parametrize("text", ["", "12345", "\x00\ud800", "?!"])
 def test_detect_language_without_words_is_und(text: str) -> None:
-    assert detect_language(text) == "und"
+    assert module.detect_language(text) == "und"

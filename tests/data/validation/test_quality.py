@@ -71,13 +71,8 @@ def test_validate_training_sound_table_passes() -> None:
 def test_validate_training_straddling_group_is_error() -> None:
     result = validate_table(make_table(group=["g-80", "g-40"]))  # of the hold-out, and of validation
     sides = {key: str(reason).partition(":")[2].partition(":")[0] for key, (reason,) in result.reasons.items()}
-    held_out, validation = " 'g-80' in the hold-out and train", " 'g-40' in train and validation"
-    assert sides == {
-        "labels/i-0": held_out,
-        "labels/i-80": held_out,
-        "labels/i-1": validation,
-        "labels/i-40": validation,
-    }
+    held_out, checked = " 'g-80' in the hold-out and train", " 'g-40' in train and validation"
+    assert sides == {"labels/i-0": held_out, "labels/i-80": held_out, "labels/i-1": checked, "labels/i-40": checked}
 
 
 @pytest.mark.slow

@@ -1,5 +1,3 @@
-"""Everything here runs the real Great Expectations suites."""
-
 import json
 import math
 from datetime import timedelta
@@ -22,21 +20,8 @@ from abstain.ingest.pipeline.run import ingest
 from abstain.ingest.quarantine import Quarantine, require_unblocked
 from abstain.ingest.report import IngestReport
 from abstain.ingest.sources.files import make_explicit_sources
-from tests.factories import (
-    CHUNK,
-    DOCUMENT,
-    NOW,
-    PARAMS,
-    cited,
-    feedback,
-    interaction,
-    markdown,
-    review,
-    row,
-    thumb,
-    verdict,
-    write_lines,
-)
+from tests import factories
+from tests.factories import CHUNK, DOCUMENT, NOW, PARAMS, cited, feedback, interaction, markdown, review, row, thumb
 
 pytestmark = pytest.mark.slow  # the import and some fifty runs of the suites: more than ten seconds
 
@@ -149,9 +134,8 @@ BROKEN: list[tuple[Any, str]] = [
 def test_validate_broken_row_has_reason() -> None:
     rows = [interaction(), DOCUMENT, CHUNK, *(broken for broken, _ in BROKEN)]
     contracts = zip(TABLES, (Interaction, Thumb, Review, Document, Chunk), strict=True)
-    result = validate_tables(
-        {table: tuple(row for row in rows if isinstance(row, contract)) for table, contract in contracts}
-    )
+    tables = {table: tuple(row for row in rows if isinstance(row, contract)) for table, contract in contracts}
+    result = validate_tables(tables)
     assert not result.success
     assert set(result.reasons) == {get_key(broken) for broken, _ in BROKEN}
     for broken, reason in BROKEN:
@@ -211,9 +195,7 @@ def test_validate_store_checks_parts_in_order(tmp_path: Path, monkeypatch: pytes
     replies = *again["feedback"], feedback("i-9"), feedback("i-3", days=91)
     second = {"interactions": make_citing("fees#0", key="i-1"), **again, "feedback": replies}
     result = validate_store(write_store(tmp_path / "broken", first, second), PARAMS, NOW)
-    failing = {
-        "/".join(key.split("/")[:2]): [reason.field for reason in reasons] for key, reasons in result.reasons.items()
-    }
+    failing = {"/".join(key.split("/")[:2]): [reason.field for reason in why] for key, why in result.reasons.items()}
     assert failing == {
         "interactions/i-1": ["interaction_id"],
         "feedback/i-1": ["thumb"],
@@ -237,8 +219,8 @@ def test_validate_store_many_failing_rows_are_counted(tmp_path: Path) -> None:
 def test_ingest_unknown_chunks_await_documents(tmp_path: Path) -> None:
     (tmp_path / "fees.md").write_text(markdown(), encoding="utf-8")
     (tmp_path / "cards.md").write_text(markdown().replace("doc_id: fees", "doc_id: cards"), encoding="utf-8")
-    own = {"thumb": thumb(), "review": verdict(), "contexts": [{"chunk_id": "cards#0", "text": "t"}]}
-    write_lines(tmp_path / "rows.jsonl", *(row(f"i-{n}", **own) for n in range(9)))
+    own = {"thumb": thumb(), "review": factories.verdict(), "contexts": [{"chunk_id": "cards#0", "text": "t"}]}
+    factories.write_lines(tmp_path / "rows.jsonl", *(row(f"i-{n}", **own) for n in range(9)))
     data = tmp_path / "data"
 
     def take(*names: str) -> IngestReport:
@@ -272,7 +254,7 @@ def test_validate_parts_merge_to_whole() -> None:
 
 
 def test_validate_store_rows_before_documents_pass(tmp_path: Path) -> None:
-    rows = write_lines(tmp_path / "rows.jsonl", row(contexts=[{"chunk_id": "old#1", "text": "t"}]))
+    rows = factories.write_lines(tmp_path / "rows.jsonl", row(contexts=[{"chunk_id": "old#1", "text": "t"}]))
     (tmp_path / "fees.md").write_text(markdown(), encoding="utf-8")
     for file in (rows, tmp_path / "fees.md"):
         ingest(make_explicit_sources([str(file)]), tmp_path / "data", PARAMS, NOW)
