@@ -53,9 +53,7 @@ def client(make_service: MakeService, promote: Promote, tmp_path: Path, keys: di
         yield opened
 
 
-def test_server_answers_no_request_without_a_key(
-    client: TestClient, keys: dict[str, str], assert_repelled: Count
-) -> None:
+def test_server_answers_nothing_without_a_key(client: TestClient, keys: dict[str, str], assert_repelled: Count) -> None:
     key = keys["ask"]
     headers = [
         *({}, bearer(""), bearer("None"), bearer(key[:-1]), bearer(key.upper()), bearer(f"{key} x")),

@@ -251,10 +251,8 @@ def test_json_of_many_tiny_values_is_not_parsed(serve: Serve, assert_repelled: C
     server = serve(caller=CallerLimits(rows_per_minute=100_000))
     replies = []
     for name in ("response", "zz"):
-        content = json.dumps({name: {"x": [[]] * (middleware.MAX_VALUES // 2)}}).encode()
-        replies += [
-            server.post(path, content=content, headers=JSON) for path in ("/v1/gate", "/v1/contexts", *GATEWAYS)
-        ]
+        body = json.dumps({name: {"x": [[]] * (middleware.MAX_VALUES // 2)}}).encode()
+        replies += [server.post(path, content=body, headers=JSON) for path in ("/v1/gate", "/v1/contexts", *GATEWAYS)]
     repelled = sum(reply.status_code == 413 and " values, " in reply.json()["detail"] for reply in replies)
     assert_repelled("bodies of many tiny values", len(replies), repelled)
 

@@ -144,9 +144,7 @@ def test_server_answers_malformed_bodies_with_a_problem(address: str, assert_rep
     assert_repelled("malformed bodies", len(requests), len(requests) - len(accepted))
 
 
-@pytest.mark.parametrize(
-    ("path", "size"), [("/v1/gate", 9 * 2**20), ("/login", 2**20), ("/v1/gate/states", 65 * 2**20)]
-)
+@pytest.mark.parametrize(("path", "size"), [("/v1/gate", 9 << 20), ("/login", 1 << 20), ("/v1/gate/states", 65 << 20)])
 def test_server_replies_to_too_large_a_body_sent_at_once(address: str, path: str, size: int) -> None:
     status, reply = post_at_once(address, path, size)
     assert status == 413 and b"are allowed" in reply

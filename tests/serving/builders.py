@@ -18,9 +18,7 @@ from tests.llm.builders import WIDTH
 LAYOUT = "rag-plain-v1"
 GUARANTEE = make_guarantee().model_dump_json()
 MISSING_GUARANTEE = make_missing_guarantee().model_dump_json()
-FUSION = Fusion(
-    ("min_log_prob", "probe"), (-3.0, 0.1), (2.0, 0.5), (0.8, 0.6), (0.0, -0.5), intercept=0.2, strength=1.0
-)
+FUSION = Fusion(("min_log_prob", "probe"), (-3.0, 0.1), (2.0, 0.5), (0.8, 0.6), (0, -0.5), intercept=0.2, strength=1.0)
 
 
 def metadata(model: Path, settings: Settings) -> dict[str, str]:

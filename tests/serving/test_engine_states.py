@@ -24,13 +24,8 @@ from abstain.core.codes import Code
 from abstain.core.contracts import Interaction
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.tokenization import EncodedPrompt
-from abstain.serving.engine_states import (
-    StatesDescription,
-    StatesInput,
-    parse_embedded_request,
-    parse_states,
-    read_states,
-)
+from abstain.serving import engine_states
+from abstain.serving.engine_states import StatesDescription, StatesInput, parse_embedded_request, parse_states
 from abstain.serving.feature_spec import FeatureSpec
 from abstain.serving.log_probs import AnswerLogProbs, parse_log_probs
 from abstain.serving.predictor import Predictor
@@ -204,9 +199,7 @@ def test_parse_states_reads_half_precision() -> None:
         (save({"a\nb": torch.zeros(1)}), {}, {}, "hold 'a\\nb'"),
     ],
 )
-def test_parse_states_rejects_mismatches(
-    content: bytes, changes: dict[str, Any], spec: dict[str, Any], message: str
-) -> None:
+def test_parse_rejects_mismatches(content: bytes, changes: dict[str, Any], spec: dict[str, Any], message: str) -> None:
     assert parse_states(example(), describe(), SPEC).flatten().tolist() == list(range(6, 15))
     assert message in reject(content, describe(**changes), SPEC.model_copy(update=spec))
 
@@ -273,27 +266,22 @@ def test_parse_states_rejects_a_damaged_file(content: bytes | tuple[int, bytes])
 def test_read_states_of_base64() -> None:
     text = base64.b64encode(example()).decode()
     asked = {**describe().model_dump(exclude_none=True), "safetensors": text}
-    found = read_states(StatesInput.model_validate_json(json.dumps(asked)), SPEC, None, LIMIT)
+    found = engine_states.read_states(StatesInput.model_validate_json(json.dumps(asked)), SPEC, None, LIMIT)
     assert torch.equal(found, parse_states(example(), describe(), SPEC))
     for wrong in (text[:-3], text + "?", "ü"):
         with pytest.raises(AbstainError, match="no base64"):
-            read_states(StatesInput(**{**asked, "safetensors": wrong}), SPEC, None, LIMIT)
+            engine_states.read_states(StatesInput(**{**asked, "safetensors": wrong}), SPEC, None, LIMIT)
     size = len(example())
-    assert read_states(StatesInput(**asked), SPEC, None, size) is not None
+    assert engine_states.read_states(StatesInput(**asked), SPEC, None, size) is not None
     for limit in (size - 1, size // 2):
         with pytest.raises(AbstainError, match=f"more than {limit}", check=lambda error: error.code is Code.TOO_LARGE):
-            read_states(StatesInput(**asked), SPEC, None, limit)
+            engine_states.read_states(StatesInput(**asked), SPEC, None, limit)
 
 
 def test_states_input_rejects_a_wrong_description() -> None:
     whole = {"engine": "vllm", "layers": [2], "prompt_tokens": 3}
     assert StatesInput.model_validate({**whole, "path": "a"}).layers == (2,)
-    for changes in (
-        {},
-        {"safetensors": "", "path": "a"},
-        {"path": "a", "layers": []},
-        {"path": "a", "layers": [-1]},
-    ):
+    for changes in ({}, {"safetensors": "", "path": "a"}, {"path": "a", "layers": []}, {"path": "a", "layers": [-1]}):
         with pytest.raises(ValidationError):
             StatesInput.model_validate({**whole, **changes})
 

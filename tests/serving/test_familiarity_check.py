@@ -150,9 +150,7 @@ def test_generate_answers_own_context_is_background(add_check: AddCheck) -> None
     assert "it read teachers#1" in str(found.decision.reason)
 
 
-def test_generate_answers_concept_beyond_a_guess_is_unfamiliar(
-    add_check: AddCheck, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_generate_concept_past_guess_is_unfamiliar(add_check: AddCheck, monkeypatch: pytest.MonkeyPatch) -> None:
     """A long name is quoted in part."""
     name = "Pneumono" * 12
     found = Familiarity((GuessedConcept(name, "", "", None),), None)

@@ -233,9 +233,7 @@ def test_measure_decision_ms_uses_no_cache(
     opened().compute_missing(requests(3))
     file, read = release(tmp_path / "measured", model, settings), []
     of_reader = Predictor.score_answers
-    monkeypatch.setattr(
-        Predictor, "score_answers", lambda self, *given: read.append(given[2]) or of_reader(self, *given)
-    )
+    monkeypatch.setattr(Predictor, "score_answers", lambda self, *args: read.append(args[2]) or of_reader(self, *args))
     assert measure_decision_ms(file, settings, requests(3)) > 0
     assert len(read) == 2 and read[0] == read[1] and read[0][0] > 0, "one answer, once to load the model"
     long = requests(1)[0].model_copy(update={"answer": "x" * 600})

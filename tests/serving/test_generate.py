@@ -31,11 +31,9 @@ def score_afterwards(gate: Gate, question: Question, text: str) -> float | None:
     return decision.confidence
 
 
-@pytest.mark.parametrize("includes_eos", ["true", "false"])
-def test_generate_answers_scores_without_another_pass(open_gate: OpenGate, includes_eos: str) -> None:
-    gate, other = (
-        open_gate(includes_eos=value) for value in (includes_eos, "true" if includes_eos == "false" else "false")
-    )
+@pytest.mark.parametrize("values", [("true", "false"), ("false", "true")])
+def test_generate_answers_scores_without_another_pass(open_gate: OpenGate, values: tuple[str, str]) -> None:
+    gate, other = (open_gate(includes_eos=value) for value in values)
     engine = gate.predictor.source.load_engine()
     found = generate_answers(gate, questions(), ASK)
     before = engine.stats.pass_tokens

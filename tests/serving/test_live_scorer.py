@@ -1,8 +1,5 @@
-"""The live scorer of a release, by features that are read and by those that an engine gave."""
-
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -161,22 +158,14 @@ def test_score_backlog_has_no_confidence_of_unreadable(opened: Open) -> None:
     assert score_backlog(scorer, list, 5, rank=len) == BatchScores({}, 0, 0, 0)
 
 
-@dataclass(frozen=True)
-class ReadsTexts:
-    """A scorer that runs a model of its own on the answer's text."""
-
-    requires: tuple[FeatureRequest, ...] = ()
-
-    def score(self, answers: FeatureBatch) -> np.ndarray:
-        return np.array([len(row.answer) / 100 for row in answers.interactions])
-
-    def estimate_forward_tokens(self, interactions: Sequence[Interaction]) -> float:
-        return 7.0
-
-
 def test_scorer_with_own_model_reads_whole_answers(opened: Open, settings: Settings) -> None:
     plain = opened()
-    scorer = replace(plain.scorer, scorer=ReadsTexts())
+    on_texts = SimpleNamespace(
+        requires=(),
+        score=lambda answers: np.array([len(row.answer) / 100 for row in answers.interactions]),
+        estimate_forward_tokens=lambda interactions: 7.0,
+    )
+    scorer = replace(plain.scorer, scorer=on_texts)
     predictor = replace(plain, scorer=scorer, reader=FeatureReader(()))
     assert scorer.needs_model and scorer.running
     scores = backlog(predictor, at_most=2)
@@ -254,12 +243,7 @@ def test_provided_features_of_a_signal_name_missing_ones(name: str, serving: Ope
 
 def test_provided_log_probs_score_as_the_signal_defines(serving: Open) -> None:
     """The same as the base model's own NLLs do; EOS counts where the definition counts it."""
-    expected = {
-        "sequence_log_prob": -2.25 / 3,
-        "mean_log_prob": -2.375 / 4,
-        "min_log_prob": -1.5,
-        "joint_log_prob": -2.25,
-    }
+    expected = {"sequence_log_prob": -0.75, "mean_log_prob": -2.375 / 4, "min_log_prob": -1.5, "joint_log_prob": -2.25}
     for name, log_p in expected.items():
         scorer = serving(name).scorer
         features = build_provided_features(scorer, ROW, STATES, KNOWN)

@@ -146,9 +146,7 @@ def test_gate_concurrent_lists_find_room(client: GateClient) -> None:
     assert {reply.status_code for reply in replies} == {200}
 
 
-def test_gate_unexpected_error_is_a_problem_without_its_text(
-    service: GateService, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gate_unexpected_error_is_a_problem_without_text(service: GateService, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Gate, "score_with_model", Mock(side_effect=RuntimeError("secret")))
     with GateClient(service, raise_server_exceptions=False) as client:
         response = client.post("/v1/gate", json=ASKED)

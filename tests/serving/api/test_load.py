@@ -1,5 +1,3 @@
-"""The server under load: stopped, and its memory over half an hour."""
-
 import gc
 import itertools
 import math

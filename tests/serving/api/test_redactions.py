@@ -1,5 +1,3 @@
-"""Rows whose redaction takes long: what is answered, what is logged, and who waits."""
-
 import asyncio
 import threading
 import time

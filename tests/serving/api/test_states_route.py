@@ -9,6 +9,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from abstain.serving.gate import make_interaction
+from tests.learning.thresholds.builders import make_guarantee
 from tests.serving.clients import ASKED, GateClient
 from tests.serving.conftest import Connect, MadeUpReleases
 from tests.serving.engine_files import PlainModel, plain_prompt
@@ -33,9 +34,7 @@ def encode(tensors: dict[str, Tensor]) -> str:
     return base64.b64encode(save(tensors)).decode()
 
 
-def test_states_at_every_door_give_the_confidence_of_texts(
-    client: GateClient, plain: PlainModel, states_folder: Path
-) -> None:
+def test_states_at_every_door_score_as_texts(client: GateClient, plain: PlainModel, states_folder: Path) -> None:
     expected = client.decide()["confidence"]
     engine = client.service.follower.current.gate.predictor.source.load_engine()
     tensors, description = compute_states(plain)
@@ -73,6 +72,7 @@ def test_version_describes_its_scorer_and_features(client: GateClient) -> None:
     spec, scorer = version["feature_spec"], version["scorer"]
     assert spec["layer"] == 2 and spec["includes_eos"] is False and spec["requires"]
     assert (scorer["name"], scorer["components"]) == ("probe", ["probe"])
+    assert version["guarantee"] == make_guarantee().model_dump(mode="json")
     assert scorer["base_model"].endswith(spec["model"].partition("@")[0]) and version["notices"] == []
     assert client.decide()["feature_spec"] == client.service.follower.current.gate.spec.digest
 

@@ -18,11 +18,8 @@ def test_decision_event_is_in_the_trace_of_its_request(client: GateClient, monke
     provider = LoggerProvider()
     provider.add_log_record_processor(SimpleLogRecordProcessor(exporter))
     monkeypatch.setattr(telemetry, "_logger", provider.get_logger("abstain.serve"))
-    shown = client.post(
-        "/v1/gate",
-        json={**ASKED, "interaction_id": "i-1"},
-        headers={"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"},
-    ).json()
+    headers = {"traceparent": f"00-{TRACE}-b7ad6b7169203331-01"}
+    shown = client.post("/v1/gate", json={**ASKED, "interaction_id": "i-1"}, headers=headers).json()
     client.decide(contexts=[])
     decided, unavailable = (event.log_record for event in exporter.get_finished_logs())
     assert decided.event_name == "gen_ai.evaluation.result"

@@ -89,9 +89,8 @@ def test_http_gate_without_a_decision_is_unavailable(on_unavailable: OnUnavailab
     replies += [httpx.Response(200, json=content) for content in ([], {"show": True})]
     for reply in (httpx.ConnectError("refused"), httpx.ReadTimeout("slow"), *replies):
         transport = httpx.MockTransport(Mock(side_effect=[reply]))
-        decided = HttpGate("http://gate", on_unavailable=on_unavailable, transport=transport).decide(
-            QUESTION, CONTEXTS, "a"
-        )
+        gate = HttpGate("http://gate", on_unavailable=on_unavailable, transport=transport)
+        decided = gate.decide(QUESTION, CONTEXTS, "a")
         assert (decided.decision, decided.show) == ("unavailable", on_unavailable == "show")
         assert decided.reason
 

@@ -14,16 +14,8 @@ from abstain.core.codes import Code
 from abstain.serving.gate import Gate
 from abstain.serving.gateways.portkey import GRACE_S
 from tests.serving.clients import GateClient
-from tests.serving.gateways.conftest import (
-    CONTEXTS,
-    QUESTION,
-    WITHHELD,
-    Answers,
-    Connect,
-    make_registration,
-    read_recorded,
-    retrieve_for_bank,
-)
+from tests.serving.gateways import conftest as gateways
+from tests.serving.gateways.conftest import CONTEXTS, WITHHELD, Answers, Connect, make_registration, read_recorded
 
 pytestmark = pytest.mark.heavy  # servers of a tiny model: not pure functions
 
@@ -52,7 +44,7 @@ def test_litellm_call_is_joined_across_two_workers(connect: Connect, answers: An
     assert answer(second, answers[0]) == {"action": "NONE"}
     decision = second.read_decision("call-1").decision
     assert (decision.decision, decision.source, decision.user) == ("show", "litellm", "u-anna")
-    assert decision.interaction is not None and decision.interaction.question == QUESTION
+    assert decision.interaction is not None and decision.interaction.question == gateways.QUESTION
     assert [context.text for context in decision.interaction.contexts] == CONTEXTS
     other = {"litellm_call_id": "call-2"}
     first.post("/v1/contexts", json=make_registration("call-2", question="Registered?"))
@@ -124,7 +116,7 @@ def test_litellm_conversation_without_tries_is_withheld(connect: Connect, answer
 
 def test_litellm_contexts_need_entitlements(connect: Connect, answers: Answers) -> None:
     path = {"entitlements": "request_data.user_api_key_team_alias"}
-    client = connect(retrieve=retrieve_for_bank, litellm=path)
+    client = connect(retrieve=gateways.retrieve_for_bank, litellm=path)
     for team in ("bank", "guests"):
         changes = {"litellm_call_id": team, "request_data": {"user_api_key_team_alias": team}}
         ask(client, **changes)
@@ -135,7 +127,7 @@ def test_litellm_contexts_need_entitlements(connect: Connect, answers: Answers) 
 def test_litellm_redacted_header_is_no_call_id(connect: Connect, answers: Answers) -> None:
     client = connect(litellm={"call_id": 'request_headers."x-abstain-call-id"'})
     headers = {"request_headers": {"x-abstain-call-id": "[present]"}}
-    client.post("/v1/contexts", json=make_registration("[present]", question=QUESTION))
+    client.post("/v1/contexts", json=make_registration("[present]", question=gateways.QUESTION))
     ask(client, **headers)
     assert answer(client, answers[0], **headers)["action"] == "BLOCKED"
     assert client.count_decisions() == {"unavailable": 1}
@@ -173,7 +165,7 @@ def test_kgateway_shown_answer_passes(connect: Connect, answers: Answers, prefix
     sent = client.post(f"{prefix}/response", json=body, headers=CALL).json()
     assert set(sent["action"]) == {"reason"}
     decision = client.read_decision("call-1").decision
-    assert (decision.interaction.question, decision.user) == (QUESTION, "u-anna")
+    assert (decision.interaction.question, decision.user) == (gateways.QUESTION, "u-anna")
 
 
 def test_kgateway_masks_as_many_choices_or_rejects(connect: Connect, answers: Answers) -> None:
