@@ -3,14 +3,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from abstain.monitoring import live_guarantee
 from abstain.monitoring.expected_precision import check_calibration, estimate_precision
-from abstain.monitoring.live_guarantee import (
-    GuaranteedTarget,
-    LiveGuaranteeResult,
-    ReviewBatch,
-    check_live_guarantee,
-    sum_by_group,
-)
+from abstain.monitoring.live_guarantee import GuaranteedTarget, ReviewBatch, check_live_guarantee, sum_by_group
 from benchmarks.guarantee import Population
 from benchmarks.monitoring import TARGET, VIOLATED, Reviews, measure_calibration_alarms
 
@@ -25,7 +20,7 @@ def make_batch(correct: list[int], document: list[int] | None = None, weight: li
     return ReviewBatch(np.array(correct, bool), np.array(weight or [1.0] * rows), np.array(document or range(rows)))
 
 
-def check(batches: list[ReviewBatch]) -> LiveGuaranteeResult:
+def check(batches: list[ReviewBatch]) -> live_guarantee.LiveGuaranteeResult:
     return check_live_guarantee(batches, GUARANTEED)
 
 

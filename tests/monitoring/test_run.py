@@ -208,13 +208,9 @@ def test_compute_windows_unknown_chunks_raise_an_alarm(ten_days: Log) -> None:
         assert (Code.UNKNOWN_CHUNKS in list_codes(ten_days.compute(known=frozenset(known))[-1])) is is_raised
 
 
-@pytest.mark.parametrize(
-    ("cached", "moved_from", "is_raised"), [(0.8, 350, True), (0.8, 700, False), (0.02, 350, False)]
-)
-def test_compute_windows_judges_states_if_enough_are_cached(
-    ten_days: Log, cached: float, moved_from: int, is_raised: bool
-) -> None:
-    moved = frozenset(f"i-{number:05}" for number in range(moved_from, 700))
+@pytest.mark.parametrize(("cached", "first", "is_raised"), [(0.8, 350, True), (0.8, 700, False), (0.02, 350, False)])
+def test_windows_judge_states_if_enough_cached(ten_days: Log, cached: float, first: int, is_raised: bool) -> None:
+    moved = frozenset(f"i-{number:05}" for number in range(first, 700))
     window = ten_days.compute(cached=cached, moved=moved)[-1]
     assert (Code.STATE_DRIFT in list_codes(window)) is is_raised
 
@@ -222,13 +218,11 @@ def test_compute_windows_judges_states_if_enough_are_cached(
 def test_compute_windows_ignores_states_before_the_pruning(ten_days: Log) -> None:
     """The states that the pruning has left are those of other kinds of answers."""
     pruned, moved = START + timedelta(days=4), frozenset(f"i-{number:05}" for number in range(0, 700, 3))
-    since_pruning, since_start = (
-        ten_days.compute(states_since=since, cached=1.0, moved=moved, pruned_until=pruned)[
-            -1
-        ].statistics.compared.states
-        for since in (pruned, START)
-    )
-    assert since_pruning.p_value > PARAMS.alpha > since_start.p_value
+    p_values = []
+    for since in (pruned, START):
+        window = ten_days.compute(states_since=since, cached=1.0, moved=moved, pruned_until=pruned)[-1]
+        p_values.append(window.statistics.compared.states.p_value)
+    assert p_values[0] > PARAMS.alpha > p_values[1]
 
 
 def test_compute_windows_new_model_and_silence_raise_alarms(tmp_path: Path) -> None:
@@ -257,9 +251,7 @@ def test_states_are_means_over_tokens_of_cached_answers(tmp_path: Path) -> None:
     model = save_tiny_model(tmp_path / "tiny-bank")
     settings = Settings(home=tmp_path / "home", device="cpu", dtype="float32")
     llm = shipped_params().llm.model_copy(update={"model": str(model), "layer": 1, "layout": "rag-plain-v1"})
-    rows = [
-        interaction(f"i-{number}", answer=text) for number, text in enumerate(("fee", "no fee", "the card has no fee"))
-    ]
+    rows = [interaction(f"i-{n}", answer=text) for n, text in enumerate(("fee", "no fee", "the card has no fee"))]
     source = FeatureSource(llm, settings)
     with closing(LogDatabase.open(url_of(tmp_path))) as database:
         is_cached, states = LoggedAnswers(database, settings).states(llm, rows)

@@ -89,13 +89,10 @@ def test_select_countable_shown_omits_late_self_selected() -> None:
 
 def test_batch_reviews_by_day_has_coverage_since_the_last_batch() -> None:
     days = [pd.Timestamp(NOW).floor("D") + timedelta(days=day) for day in range(4)]
-    decisions = pd.DataFrame(
-        {"day": [days[0]] * 4 + [days[1]] * 2, "decision": ["show"] * 3 + ["abstain"] + ["show"] * 2}
-    )
-    rows = pd.DataFrame(
-        {"arrived": [days[0], days[1], days[3]], "correct": True, "weight": 1.0, "document": ["a", "b", "a"]}
-    )
-    batches = batch_reviews_by_day(rows, decisions)
+    decisions = ["show", "show", "show", "abstain", "show", "show"]
+    decided = pd.DataFrame({"day": [days[0]] * 4 + [days[1]] * 2, "decision": decisions})
+    rows = pd.DataFrame({"arrived": [*days[:2], days[3]], "correct": True, "weight": 1.0, "document": ["a", "b", "a"]})
+    batches = batch_reviews_by_day(rows, decided)
     assert [(day, batch.coverage) for day, batch in batches] == [(days[0], 0.75), (days[1], 1.0), (days[3], 5 / 6)]
 
 

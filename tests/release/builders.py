@@ -60,11 +60,8 @@ def make_related_set(rows: int, probe: float, champion: float, seed: int, correl
     generator = np.random.default_rng(seed)
     related = make_set(rows, seed=seed)
     shared, own = generator.normal(size=(2, rows))
-    noises = {
-        CHAMPION: (champion, shared),
-        CANDIDATE: (probe, correlation * shared + (1 - correlation**2) ** 0.5 * own),
-    }
-    for name, (sharpness, noise) in noises.items():
+    mixed = correlation * shared + (1 - correlation**2) ** 0.5 * own
+    for name, sharpness, noise in ((CHAMPION, champion, shared), (CANDIDATE, probe, mixed)):
         observed = (2 * related.correct - 1) * sharpness + noise
         related.confidences[name] = 1 / (1 + np.exp(-2 * sharpness * observed) * 0.4 / 0.6)
     return related

@@ -23,19 +23,8 @@ from abstain.release.promotion_check import PromotionDecision, describe_failure
 from benchmarks.gate import Nights, load_shipped_params, simulate
 from benchmarks.guarantee import compute_max_violations
 from tests.learning.thresholds.builders import make_guarantee, make_missing_guarantee
-from tests.release.builders import (
-    CHAMPION,
-    MEASURED,
-    MIN_N_EFF,
-    PARAMS,
-    check_set,
-    compute_true_auroc,
-    get_check,
-    get_failed,
-    make_equal_set,
-    make_related_set,
-    make_set,
-)
+from tests.release import builders
+from tests.release.builders import CHAMPION, PARAMS, check_set, get_check, get_failed, make_equal_set, make_set
 from tests.reports.builders import make_holdout_metrics
 
 BETTER, NOT_WORSE = f"better than champion {CHAMPION}", f"not worse than {CHAMPION}"
@@ -78,7 +67,7 @@ def test_check_candidate_equal_scorer_needs_new_threshold() -> None:
 
 def test_check_candidate_error_rate_within_tolerance() -> None:
     holdout = make_set()
-    rate = ((holdout.confidences[CANDIDATE] >= MEASURED.threshold) & (holdout.correct == 0)).mean()
+    rate = ((holdout.confidences[CANDIDATE] >= builders.MEASURED.threshold) & (holdout.correct == 0)).mean()
     assert 0.01 < rate < 0.2
     kept = check_set(holdout, target_error_rate=rate - 0.01, max_error_rate_excess=0.02)
     assert kept.is_approved and get_check(kept, "error rate").value == pytest.approx(rate)
@@ -103,9 +92,7 @@ def make_imprecise_set(rows: int, precision: float) -> EvaluationSet:
         (2000, 0.79, 0.03, True),
     ],
 )
-def test_check_precision_guarantee_allows_for_chance(
-    rows: int, precision: float, tolerance: float, passed: bool | None
-) -> None:
+def test_check_precision_allows_for_chance(rows: int, precision: float, tolerance: float, passed: bool | None) -> None:
     decision = check_set(make_imprecise_set(rows, precision), champion=None, max_precision_drop=tolerance)
     check = get_check(decision, "precision")
     assert (check.passed, check.value) == (passed, pytest.approx(precision))
@@ -115,7 +102,7 @@ def test_check_precision_guarantee_allows_for_chance(
 def test_check_precision_guarantee_few_documents_fails(documents: int, passed: bool) -> None:
     few = replace(make_imprecise_set(100, 0.9), groups=np.arange(100) % documents)
     assert get_check(check_set(few, champion=None), "precision").passed is passed
-    unchecked = explain_unchecked_guarantee(few, 0.5, MIN_N_EFF, reviews=300, frozen=False)
+    unchecked = explain_unchecked_guarantee(few, 0.5, builders.MIN_N_EFF, reviews=300, frozen=False)
     assert (unchecked is None) == passed
     assert unchecked is None or f"{documents} documents" in unchecked.reason
 
@@ -266,7 +253,7 @@ def test_check_non_inferior_fails_if_clearly_worse_only() -> None:
 @pytest.mark.heavy
 def test_check_non_inferior_power_grows_with_rows() -> None:
     few, many = (
-        sum(check_after_erasure(make_related_set(rows, 1.2, 1.2, seed)).is_approved for seed in range(20))
+        sum(check_after_erasure(builders.make_related_set(rows, 1.2, 1.2, seed)).is_approved for seed in range(20))
         for rows in (60, 1000)
     )
     assert many >= 19 and few < many
@@ -274,16 +261,18 @@ def test_check_non_inferior_power_grows_with_rows() -> None:
 
 @pytest.mark.heavy
 def test_check_non_inferior_keeps_error_level() -> None:
-    margin = compute_true_auroc(1.0) - compute_true_auroc(0.9)
+    margin = builders.compute_true_auroc(1.0) - builders.compute_true_auroc(0.9)
     passed = {0.5: 0, 1: 0, 2: 0}
     for share, seed in itertools.product(passed, range(100)):
         params = PARAMS.model_copy(update={"erasure_margin": share * margin})
-        passed[share] += check_non_inferior(make_related_set(500, 0.9, 1.0, seed), CHAMPION, params).passed is True
+        passed[share] += (
+            check_non_inferior(builders.make_related_set(500, 0.9, 1.0, seed), CHAMPION, params).passed is True
+        )
     assert passed[0.5] <= passed[1] <= 12 and passed[2] >= 40, passed
 
 
 def test_check_non_inferior_grows_with_margin_and_is_weighted() -> None:
-    holdout = make_related_set(400, 1.1, 1.2, seed=3)
+    holdout = builders.make_related_set(400, 1.1, 1.2, seed=3)
 
     def compute(weight: np.ndarray | None = None, margin: float = PARAMS.erasure_margin) -> float:
         decision = check_after_erasure(replace(holdout, weight=weight), erasure_margin=margin)
@@ -404,7 +393,7 @@ def make_shown_set(shown: int, hidden: int = 50) -> EvaluationSet:
 
 
 def explain(holdout: EvaluationSet, threshold: float = 0.5, *, reviews: int = 60, frozen: bool = False) -> Any:
-    return explain_unchecked_guarantee(holdout, threshold, MIN_N_EFF, reviews=reviews, frozen=frozen)
+    return explain_unchecked_guarantee(holdout, threshold, builders.MIN_N_EFF, reviews=reviews, frozen=frozen)
 
 
 @pytest.mark.parametrize(("shown", "more"), [(0, None), (1, 1140), (12, 40), (13, 33), (19, 4)])
@@ -437,10 +426,10 @@ def test_check_candidate_unchecked_guarantee_counts_as_none() -> None:
 def print_passed_when_worse(samples: int) -> None:
     """Print how often a worse candidate replaces a tainted champion: a row for each correlation and loss."""
     for correlation, loss in itertools.product((0.9, 0.99, 0.999), (0.0, 0.01, 0.02, 0.04)):
-        sharpness = NormalDist().inv_cdf(compute_true_auroc(1.0) - loss) / 2**0.5
+        sharpness = NormalDist().inv_cdf(builders.compute_true_auroc(1.0) - loss) / 2**0.5
         shares = []
         for rows in (100, 200, 500, 1000):
-            sets = (make_related_set(rows, sharpness, 1.0, seed, correlation) for seed in range(samples))
+            sets = (builders.make_related_set(rows, sharpness, 1.0, seed, correlation) for seed in range(samples))
             shares.append(np.mean([check_non_inferior(one, CHAMPION, PARAMS).passed for one in sets]))
         print(f"| {correlation} | {loss} |", " | ".join(f"{share:.1%}" for share in shares), "|")
 

@@ -8,23 +8,15 @@ from hypothesis import strategies as st
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
-from abstain.release.registry import (
-    Registry,
-    RegistryEvent,
-    get_next_version,
-    load_registry,
-    make_version_tag,
-    parse_registry,
-    parse_version,
-    parse_version_tags,
-)
+from abstain.release import registry as module
+from abstain.release.registry import Registry, get_next_version, load_registry, parse_registry, parse_version
 from tests.learning.thresholds.builders import make_missing_guarantee
 from tests.release.builders import promotion
 
 LATER, LAST = (datetime(2026, 11, day, tzinfo=UTC) for day in (20, 21))
 
 
-def make_event(version: str, action: str = "promote", reason: str = "the checks passed") -> RegistryEvent:
+def make_event(version: str, action: str = "promote", reason: str = "the checks passed") -> module.RegistryEvent:
     return promotion(version, action=action, candidate_sha256=f"c-{version}", reason=reason)
 
 
@@ -71,13 +63,13 @@ versions = st.lists(st.tuples(*[st.integers(0, 30)] * 3).map(lambda three: "v{}.
 
 @given(versions, versions)
 def test_get_next_version_is_above_promoted_and_untagged(promoted: list[str], tagged: list[str]) -> None:
-    version = get_next_version(promoted, map(make_version_tag, tagged))
+    version = get_next_version(promoted, map(module.make_version_tag, tagged))
     assert parse_version(version) > max(map(parse_version, promoted)) and version not in tagged
 
 
 def test_parse_version_tags_sorted_by_number() -> None:
     tags = ["probe@v1.10.0", "probe@vnext", "encoder@v1.0.0", "probe@v1.9.0"]
-    assert parse_version_tags(tags) == ["v1.9.0", "v1.10.0"]
+    assert module.parse_version_tags(tags) == ["v1.9.0", "v1.10.0"]
 
 
 NO_VERSIONS = ["1.0.0", "v1.0", "v1.0.0-rc1", "", "v1.0.0\n", "v01.0.0", "v٣.0.0", f"v{'9' * 5000}.0.0"]
@@ -133,9 +125,7 @@ THREE = make_registry("v1.0.0", "v1.1.0", "v1.2.0")
         (roll_back(THREE, "v1.0.0").promote(make_event("v1.3.0")), "v1.0.0", "v1.0.0", "rollback"),
     ],
 )
-def test_find_rollback_target_is_highest_or_wanted(
-    registry: Registry, wanted: str | None, target: str, action: str
-) -> None:
+def test_rollback_target_is_highest_or_wanted(registry: Registry, wanted: str | None, target: str, action: str) -> None:
     """The latest event of that version."""
     found = registry.find_rollback_target(wanted)
     assert (found.version, found.action) == (target, action)
