@@ -9,15 +9,9 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.reasons import Reason, ReasonKind
 from abstain.data.store.dataset import DataStore, StagedBatch
+from abstain.ingest import quarantine as module
 from abstain.ingest.parsing import MAX_ROW_BYTES, MAX_ROW_VALUES, ParsedRow, make_reason, parse_line
-from abstain.ingest.quarantine import (
-    Quarantine,
-    QuarantinedRow,
-    QuarantineFile,
-    QuarantineWriter,
-    compute_row_digest,
-    require_unblocked,
-)
+from abstain.ingest.quarantine import Quarantine, QuarantinedRow, compute_row_digest, require_unblocked
 from abstain.ingest.report import count_reasons
 from abstain.ingest.sources.quarantine_source import QuarantineSource
 from tests.factories import alone, row, thumb, verdict
@@ -30,7 +24,7 @@ def make_row(raw: bytes) -> ParsedRow:
 def refuse(data: Path, *raws: bytes, blocking: str | None = None) -> str:
     """A file of rejected rows in the quarantine of `data`; its id."""
     with StagedBatch(DataStore(data)) as staging:
-        writer = QuarantineWriter(staging)
+        writer = module.QuarantineWriter(staging)
         for number, raw in enumerate(raws, start=1):
             row = parse_line(raw, "a.jsonl", number)
             writer.add(QuarantinedRow.from_row(row, [make_reason("field", f"'{number}' is odd")]))
@@ -103,7 +97,7 @@ def test_quarantine_get_file_by_the_beginning_of_its_id(tmp_path: Path) -> None:
 def test_quarantine_unblock_needs_all_sources_of_a_block(tmp_path: Path) -> None:
     name = refuse(tmp_path, b"{", b"[", blocking="too many")
     (listed,) = Quarantine(tmp_path).list_files()
-    assert listed == QuarantineFile(name, 2, ("a.jsonl",), {"A103 field: … is odd": 2}, "too many")
+    assert listed == module.QuarantineFile(name, 2, ("a.jsonl",), {"A103 field: … is odd": 2}, "too many")
     with pytest.raises(AbstainError, match=rf"too many; .*`abstain quarantine discard {name}`$"):
         require_unblocked(tmp_path)
     for sources, left in ((["b.jsonl"], 1), (["a.jsonl", "b.jsonl"], 0)):

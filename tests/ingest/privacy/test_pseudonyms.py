@@ -63,9 +63,7 @@ def test_load_user_key_makes_a_private_file(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(("value", "problem"), [("", "ABSTAIN_ORIGIN"), ("hunter2", "7 .*32 ")])
-def test_key_with_origin_must_be_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, problem: str
-) -> None:
+def test_origin_key_must_be_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, problem: str) -> None:
     monkeypatch.setenv("ABSTAIN_USER_KEY", value)
     with pytest.raises(AbstainError, match=f"^ABSTAIN_USER_KEY .*{problem}") as caught:
         load_user_key(Settings(home=tmp_path, origin_url="git@example.org:team/abstain.git"))

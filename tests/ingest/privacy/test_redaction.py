@@ -60,9 +60,7 @@ phones = st.sampled_from(
 )
 social_security = st.sampled_from(["536-90-4399", "536 90 4399", "219-09-9998"])
 secrets = st.one_of(emails(), cards(), ibans(), phones, social_security)
-fragments = st.lists(
-    secrets | st.text(max_size=8) | st.sampled_from([*PLACEHOLDERS, *BEFORE, *AFTER, *SIGNS]), max_size=8
-)
+pieces = st.lists(secrets | st.text(max_size=8) | st.sampled_from([*PLACEHOLDERS, *BEFORE, *AFTER, *SIGNS]), max_size=8)
 
 
 def redact(text: str) -> str:
@@ -88,7 +86,7 @@ def test_redact_secret_is_removed_wherever_it_is(before: str, left: str, secret:
     assert removed.total() >= 1 and any(f"<{name}>" in redacted for name in removed)
 
 
-@given(fragments)
+@given(pieces)
 def test_redact_twice_is_redact_once(parts: list[str]) -> None:
     text = "".join(parts)
     once = redact(text)
@@ -96,7 +94,7 @@ def test_redact_twice_is_redact_once(parts: list[str]) -> None:
     assert redact(text) == once
 
 
-@given(fragments)
+@given(pieces)
 def test_redact_removes_all_that_presidio_finds(parts: list[str]) -> None:
     text = "".join(parts)
     assume("<" not in text and not re.search(r"(?<!\d)1(?:[ -]?\d){12}", text))  # cards begin with 2 to 6

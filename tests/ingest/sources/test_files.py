@@ -173,16 +173,14 @@ def test_files_mirror_reports_vanished_but_not_all_documents(tmp_path: Path) -> 
     assert (third.outcome.present_doc_ids, third.outcome.removed_doc_ids) == (names - {"fees"}, frozenset())
     for file in tmp_path.iterdir():
         file.unlink()
-    with pytest.raises(AbstainError, match="'here' is gone") as gone:
+    with pytest.raises(AbstainError, match="'here' is gone", check=lambda error: error.code is Code.NOT_READABLE):
         read(tmp_path, third.outcome.state, mirror=True, scheduled=True)
-    assert gone.value.code is Code.NOT_READABLE
 
 
 def test_files_empty_folder_is_an_error_unless_scheduled(tmp_path: Path) -> None:
     assert read(tmp_path, scheduled=True)[0] == []
-    with pytest.raises(AbstainError) as refused:
+    with pytest.raises(AbstainError, check=lambda error: error.code is Code.NO_ROWS):
         read(tmp_path)
-    assert refused.value.code is Code.NO_ROWS
 
 
 UNREADABLE = {

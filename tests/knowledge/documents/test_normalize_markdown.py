@@ -93,13 +93,7 @@ def test_normalize_other_text_stays(body: str) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [
-        "<ul>\n\n" * 200 + "x",
-        "> " * 100 + "- x",
-        "> " * 100 + "<ul>x",
-        "`" * 99_999 + "x <ul>",
-        "*" * 20_000 + "x <ul>",
-    ],
+    ["<ul>\n\n" * 200 + "x", "> " * 99 + "- x", "> " * 99 + "<ul>x", "`" * 99_999 + "x <ul>", "*" * 20_000 + "x <ul>"],
     ids=["blocks", "quotes", "quoted tags", "backticks", "stars"],
 )
 @pytest.mark.slow
@@ -109,9 +103,8 @@ def test_normalize_deep_nesting_keeps_its_text(body: str) -> None:
 
 @pytest.mark.parametrize("body", ["<ul>" * 20_000 + "x", "> " * 5_000 + "- x", "[" * 20_000 + "<ul>"])
 def test_normalize_too_deep_nesting_is_refused(body: str) -> None:
-    with pytest.raises(AbstainError) as error:
+    with pytest.raises(AbstainError, check=lambda error: error.code is Code.TOO_LARGE):
         normalize_markdown(body)
-    assert error.value.code is Code.TOO_LARGE
 
 
 raw_tags = st.sampled_from(

@@ -69,9 +69,7 @@ def test_pdf_ruled_table_keeps_its_rows() -> None:
 
 def test_pdf_aligned_lines_are_a_table_without_rules() -> None:
     texts = [("Service", "Fee"), ("Payment", "free"), ("Cash", "2 euros")]
-    page = [
-        (50 + 150 * column, 100 + 14 * n, 10, text) for n, row in enumerate(texts) for column, text in enumerate(row)
-    ]
+    page = [(50 + 150 * x, 100 + 14 * y, 10, text) for y, row in enumerate(texts) for x, text in enumerate(row)]
     assert "| Payment | free |\n| Cash | 2 euros |" in read(page)
 
 

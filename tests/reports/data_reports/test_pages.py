@@ -12,13 +12,8 @@ from hypothesis import strategies as st
 from abstain.core.codes import Code
 from abstain.core.reasons import Reason, Reasons
 from abstain.data.store.profile import MEASURES
-from abstain.data.validation.results import (
-    MAX_REPORTED_ROWS,
-    CheckResult,
-    DriftStatistics,
-    SplitLabels,
-    ValidationResult,
-)
+from abstain.data.validation import results as module
+from abstain.data.validation.results import MAX_REPORTED_ROWS, CheckResult, SplitLabels, ValidationResult
 from abstain.ingest.quarantine import QuarantinedRow
 from abstain.ingest.report import IngestReport
 from abstain.reports.data_reports.charts import LANGUAGES_SHOWN, drift_images, histogram
@@ -27,7 +22,7 @@ from abstain.reports.data_reports.validation import validation_report
 from tests.reports.builders import assert_golden
 from tests.reports.reading import Page, said_in_markdown, said_on_page
 
-DRIFT = DriftStatistics(
+DRIFT = module.DriftStatistics(
     limit=0.25,
     rows={"newest": 100, "previous": 900},
     shift=dict.fromkeys(MEASURES, 0.01) | {"question language": 3.73},
