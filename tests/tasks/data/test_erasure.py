@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, patch
 
@@ -34,8 +33,7 @@ from abstain_tasks.data import ingest
 from abstain_tasks.data.erasure import erase_user
 from abstain_tasks.data.erasure_copies import record_export
 from abstain_tasks.monitoring import publish
-from abstain_tasks.release import promotion
-from abstain_tasks.release.promotion import PromotionResult, promote_candidate, roll_back
+from abstain_tasks.release.promotion import PromotionResult, promote_candidate
 from abstain_tasks.runs.git_commit import OriginMoved, commit, push
 from abstain_tasks.runs.workspace import BRANCH
 from abstain_tasks.server import reports
@@ -113,16 +111,6 @@ def test_promote_unreadable_champion_holdout_is_not_same(workspace: Plain, candi
         candidates.promote()
     assert candidates.promote(new_holdout="the old one is lost").version == "v1.1.0"
     assert workspace.on_origin().history[-1].reason == "erasure; the old one is lost"
-
-
-def test_roll_back_keeps_taint(workspace: Plain, candidates: Candidates, monkeypatch: pytest.MonkeyPatch) -> None:
-    workspace.taint("v1.0.0")
-    candidates.promote()
-    monkeypatch.setattr(promotion, "fetch_bundle", lambda *_: Path())
-    monkeypatch.setattr(promotion, "smoke_test", lambda *_: None)
-    moved = roll_back(workspace, None, "complaints")
-    assert moved == workspace.on_origin() and moved.production_version == "v1.0.0"
-    assert moved.taint is not None and moved.taint.since == DAY
 
 
 @pytest.fixture
@@ -210,9 +198,7 @@ def test_publish_names_tainted_probe(workspace: Plain, candidates: Candidates, m
     monkeypatch.setattr(publish, "create_markdown_artifact", lambda text, key, **_: published.update({key: text}))
     monkeypatch.setattr(publish, "create_table_artifact", lambda *_, **__: None)
     monkeypatch.setattr(publish, "create_link_artifact", lambda *_, **__: None)
-    monkeypatch.setattr(
-        publish.reports, "write_page", lambda _, name, page: published.update({f"{name}-page": page}) or "x"
-    )
+    monkeypatch.setattr(publish.reports, "write_page", lambda _, name, page: published.update({f"{name}-page": page}))
     mark = "probe v1.0.0, trained on erased rows since 2026-11-20"
     publish.publish_artifacts.fn(workspace)
     assert mark not in "".join(published.values())
@@ -393,11 +379,6 @@ def test_ingest_behind_another_run_is_taken_again(history: Plain, monkeypatch: p
     attempt.side_effect = [OriginMoved(Code.FAILED_STEP, "moved")] * 3
     with pytest.raises(AbstainError, match=": moved$", check=lambda error: error.code is Code.FAILED_STEP):
         correct(history, row("i-1"))
-
-
-def test_added_part_marks_no_version(history: Plain) -> None:
-    report = correct(history, row("i-1", writer_scores={"judge": 1}))
-    assert (report.completed, report.effects, history.on_origin().tainted) == (1, (), {})
 
 
 def test_promote_on_corrected_holdout_is_new_comparison(workspace: Plain, candidates: Candidates) -> None:

@@ -1,6 +1,6 @@
 import json
 import os
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -135,11 +135,6 @@ def ingest(workspace: Plain, monkeypatch: pytest.MonkeyPatch, day: int, reviews:
     return IngestReport(reviews, reviews, 0, 0, 0, {"interactions": 0, "reviews": reviews})
 
 
-def promote(workspace: Plain, version: str, at: datetime) -> None:
-    workspace.git("tag", make_version_tag(version))
-    (workspace.path / paths.REGISTRY).write_text(Registry(history=(promotion(version, occurred_at=at),)).to_json())
-
-
 def test_emit_ingest_events_once_per_portion_of_reviews(workspace: Plain, monkeypatch: pytest.MonkeyPatch) -> None:
     emitted: list[tuple[str, str]] = []
     monkeypatch.setattr(new_reviews, "post_event", lambda name, resource="", **_: emitted.append((name, resource)))
@@ -154,7 +149,9 @@ def test_emit_ingest_events_once_per_portion_of_reviews(workspace: Plain, monkey
     workspace.git("tag", "trained-here")
     ingest(workspace, monkeypatch, 2, 150)  # while it is trained: these are new
     workspace.git("checkout", "-q", "trained-here")
-    promote(workspace, "v1.0.0", DAY + timedelta(days=2, hours=3))
+    workspace.git("tag", make_version_tag("v1.0.0"))
+    promoted = Registry(history=(promotion(occurred_at=DAY + timedelta(days=2, hours=3)),))
+    (workspace.path / paths.REGISTRY).write_text(promoted.to_json())
     assert new_reviews.count_new_reviews(workspace) == ("v1.0.0", 150)
     assert announce(3, 49) == [(INGESTED, "")]
     assert announce(4, 1) == [(INGESTED, ""), (REVIEWS, f"{REVIEWS}.v1.0.0.1")]

@@ -1,5 +1,3 @@
-"""Two writers of one origin, with real git and without DVC."""
-
 import fcntl
 import threading
 from pathlib import Path

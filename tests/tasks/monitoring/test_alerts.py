@@ -1,5 +1,3 @@
-"""Failed runs are posted: real servers, a real failing flow, and a webhook."""
-
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace

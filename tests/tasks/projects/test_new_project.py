@@ -187,9 +187,7 @@ def server(clone: Clone) -> Path:
     return bare
 
 
-def test_start_project_drops_tags(
-    clone: Clone, choices: Choices, server: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_start_project_drop_tags(clone: Clone, choices: Choices, server: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mate = Clone(clone.root.parent / "mate", clone.home)
     git(clone.root, "clone", "-q", str(server), str(mate.root))
     monkeypatch.setenv("ABSTAIN_ORIGIN", str(server))

@@ -1,5 +1,3 @@
-"""A fetched bundle has the files that were promoted."""
-
 import hashlib
 import shutil
 from collections.abc import Callable, Sequence

@@ -1,5 +1,3 @@
-"""A promotion writes its decisions so that no stage runs because of them, with real git and DVC."""
-
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime

@@ -1,5 +1,3 @@
-"""The comparisons on a hold-out and the earlier decisions, by the records in `approvals/`."""
-
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -17,15 +15,8 @@ from abstain.release.champion_comparison import ComparisonBudget
 from abstain.release.evaluation_set import PromotionCheck
 from abstain.release.metric_comparison import MetricComparison
 from abstain.release.promotion_record import DecisionInputs, Erasure, PromotionRecord, RecordedHoldout, RecordedMetrics
-from abstain_tasks.release.promotion_records import (
-    find_earlier_rejection,
-    find_holdout_refill,
-    get_prior_coverage_loss,
-    hash_stage_inputs,
-    read_comparison_budget,
-    read_records,
-    write_record,
-)
+from abstain_tasks.release import promotion_records as module
+from abstain_tasks.release.promotion_records import read_records, write_record
 from tests.conftest import ROOT
 from tests.learning.thresholds.builders import make_guarantee
 
@@ -80,7 +71,7 @@ def make_record(day: int, comparison: int | None = None, *, version: str | None 
     ],
 )
 def test_read_comparison_budget_since_acceptance(records: list, accepting: bool, used: tuple[int, float]) -> None:
-    assert read_comparison_budget(records, "new", accepting) == ComparisonBudget(*used)
+    assert module.read_comparison_budget(records, "new", accepting) == ComparisonBudget(*used)
 
 
 @pytest.mark.parametrize(
@@ -100,8 +91,8 @@ def test_get_prior_coverage_loss(value: float, passed: bool | None, erasure: Era
         make_record(1, version="v1.0.0", checks=(coverage,), erasure=erasure),
         make_record(2, version="v1.1.0", checks=()),
     ]
-    assert get_prior_coverage_loss(records, "v1.0.0") == loss
-    assert [get_prior_coverage_loss(records, other) for other in ("v1.1.0", "v9.0.0", None)] == [0.0] * 3
+    assert module.get_prior_coverage_loss(records, "v1.0.0") == loss
+    assert [module.get_prior_coverage_loss(records, other) for other in ("v1.1.0", "v9.0.0", None)] == [0.0] * 3
 
 
 def test_find_holdout_refill_since_promotion() -> None:
@@ -112,10 +103,10 @@ def test_find_holdout_refill_since_promotion() -> None:
         for promoted in (split, refilled)
     )
     reason = "refilled with the answers asked since 2026-09-01T00:00:00Z"
-    assert find_holdout_refill(before, "v1.0.0", refilled) == reason
-    assert find_holdout_refill(before, "v1.0.0", split) is None
-    assert find_holdout_refill([], "v1.0.0", refilled) is None
-    assert find_holdout_refill(since, "v1.0.0", refilled) is None
+    assert module.find_holdout_refill(before, "v1.0.0", refilled) == reason
+    assert module.find_holdout_refill(before, "v1.0.0", split) is None
+    assert module.find_holdout_refill([], "v1.0.0", refilled) is None
+    assert module.find_holdout_refill(since, "v1.0.0", refilled) is None
 
 
 def test_read_records_returns_what_was_written_by_time(tmp_path: Path) -> None:
@@ -172,13 +163,13 @@ def test_read_records_edited_record_is_named(tmp_path: Path) -> None:
 )
 def test_find_earlier_rejection_same_inputs(changes: dict[str, Any], found: bool) -> None:
     inputs = INPUTS.model_copy(update=changes)
-    assert find_earlier_rejection([make_record(2)], inputs) == ([NOT_BETTER.to_reason()] if found else [])
+    assert module.find_earlier_rejection([make_record(2)], inputs) == ([NOT_BETTER.to_reason()] if found else [])
 
 
 def test_find_earlier_rejection_ignores_latency_and_approval() -> None:
     slow = PromotionCheck(Code.LIMIT_EXCEEDED, "latency", False, 30.0, 20.0, "")
-    assert find_earlier_rejection([make_record(2, checks=(NOT_BETTER, slow))], INPUTS) == []
-    assert find_earlier_rejection([make_record(2, version="v1.0.0")], INPUTS) == []
+    assert module.find_earlier_rejection([make_record(2, checks=(NOT_BETTER, slow))], INPUTS) == []
+    assert module.find_earlier_rejection([make_record(2, version="v1.0.0")], INPUTS) == []
 
 
 def test_hash_stage_inputs_ignores_outputs(tmp_path: Path) -> None:
@@ -198,9 +189,9 @@ def test_hash_stage_inputs_ignores_outputs(tmp_path: Path) -> None:
         text = json.dumps(lock)
         assert old in text
         file.write_text(yaml.safe_dump(json.loads(text.replace(old, new) if old else text)))
-        return hash_stage_inputs(file)
+        return module.hash_stage_inputs(file)
 
-    assert hash_stage_inputs(file) is None
+    assert module.hash_stage_inputs(file) is None
     first = hash_changed()
     assert first == hash_changed('"md5": "2"', '"md5": "other bits of another processor"')
     inputs = (('"md5": "1"', '"md5": "9"'), ('"md5": "4"', '"md5": "9"'), ('seed": 3', 'seed": 4'))

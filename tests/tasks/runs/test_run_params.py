@@ -1,5 +1,3 @@
-"""A run with its own parameters: what DVC sees, and what reaches the origin."""
-
 import difflib
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""The workspace: origin, merge, lock and compare-and-swap, with real git and DVC."""
-
 import fcntl
 import subprocess
 import sys

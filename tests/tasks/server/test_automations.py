@@ -1,5 +1,3 @@
-"""The automations on a real server."""
-
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 

@@ -10,14 +10,7 @@ import pytest
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_json
 from abstain_tasks.server import addresses
-from abstain_tasks.server.addresses import (
-    HEARTBEAT,
-    find_own_server,
-    heartbeat,
-    make_server_environment,
-    read_server_key,
-    report_to,
-)
+from abstain_tasks.server.addresses import HEARTBEAT, find_own_server, heartbeat, make_server_environment
 from abstain_tasks.server.processes import MAX_SOCKET, end_remaining, is_up, shut_down, start, wait_for
 from tests.ports import free_port
 
@@ -85,10 +78,10 @@ def test_server_environment_deletes_old_runs() -> None:
 
 
 def test_read_server_key_is_private_and_in_environment(home: Path) -> None:
-    key = read_server_key()
+    key = addresses.read_server_key()
     assert len(key) == 64 and (home / "server.key").stat().st_mode & 0o777 == 0o600
     environment = make_server_environment(OWN, "http://localhost:4200")
-    assert environment["PREFECT_SERVER_API_AUTH_STRING"] == key == read_server_key()
+    assert environment["PREFECT_SERVER_API_AUTH_STRING"] == key == addresses.read_server_key()
     assert environment["PREFECT_SERVER_API_CORS_ALLOWED_ORIGINS"] == f"{OWN},http://localhost:4200"
 
 
@@ -102,7 +95,7 @@ def test_report_to_sets_heartbeat_of_server(own: str, home: Path, monkeypatch: p
         for expected in ("60", ""):
             write_json(home / "up.json", {"server": OWN, "heartbeat": expected})
             monkeypatch.setenv(HEARTBEAT, own)
-            report_to(OWN)
+            addresses.report_to(OWN)
             assert os.environ.get(HEARTBEAT, "") == expected
 
 

@@ -1,5 +1,3 @@
-"""Distributed computation of shards without a server: jobs, rounds, GPUs and threads."""
-
 import contextvars
 import json
 import logging
@@ -97,9 +95,10 @@ def make_jobs(count: int) -> list[ShardJob]:
 
 def test_compute_shard_of_other_revision_raises(tmp_path: Path) -> None:
     job = replace(make_job(0), model=str(save_tiny_model(tmp_path / "tiny-bank")), revision="tiny-bank@0")
-    with pytest.raises(AbstainError, match="the shard wants tiny-bank@0") as error:
+    with pytest.raises(
+        AbstainError, match="wants tiny-bank@0", check=lambda error: error.code is Code.VERSION_MISMATCH
+    ):
         compute_shard(job, Settings(home=tmp_path, device="cpu", dtype="float32"))
-    assert error.value.code is Code.VERSION_MISMATCH
 
 
 def test_make_runner_local_creates_nothing(tmp_path: Path) -> None:
@@ -236,9 +235,8 @@ def test_run_dag_fans_out_before_features(tmp_path: Path, monkeypatch: pytest.Mo
         ("stage features", ["stage dataset", "fan_out features"]),
         ("stage report", ["stage features"]),
     ]
-    monkeypatch.setattr(
-        retrain, "fan_out", make_step("fan_out", Mock(side_effect=AbstainError(Code.NO_SERVICE, "no worker")))
-    )
+    away = Mock(side_effect=AbstainError(Code.NO_SERVICE, "no worker"))
+    monkeypatch.setattr(retrain, "fan_out", make_step("fan_out", away))
     with pytest.raises(AbstainError, match="no worker"):
         retrain.run_dag(Workspace(tmp_path, 0))
 

@@ -1,11 +1,10 @@
-"""The plan of a retrain and its stages as tasks, with real git and a stub of DVC."""
-
 import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -16,17 +15,8 @@ from abstain_cli.plan import format_plan
 from abstain_tasks.runs.shell import git
 from abstain_tasks.runs.workspace import Workspace
 from abstain_tasks.training import pipeline, retrain_cost
-from abstain_tasks.training.plan import (
-    AFTER,
-    BASE_MODEL_STAGES,
-    Change,
-    RetrainPlan,
-    StagePlan,
-    find_stages_with_other_requirements,
-    find_stale,
-    make_plan,
-    summarize_reasons,
-)
+from abstain_tasks.training import plan as module
+from abstain_tasks.training.plan import AFTER, Change, RetrainPlan, StagePlan
 from abstain_tasks.training.retrain_cost import RetrainCost
 from abstain_tasks.training.site_choice import should_choose_site
 from abstain_tasks.training.stage_times import MIN_TOKENS, BaseModelUsage, estimate_seconds, record_run
@@ -69,21 +59,12 @@ def repository(tmp_path: Path) -> Callable[..., None]:
 
 
 def plan(folder: Path, **changed: Any) -> RetrainPlan:
-    return make_plan(Recorded(folder, 0, changed))
-
-
-def stub_cost(monkeypatch: pytest.MonkeyPatch, cost: RetrainCost | AbstainError | None) -> None:
-    def estimate(_: Workspace) -> RetrainCost:
-        if isinstance(cost, RetrainCost):
-            return cost
-        raise cost or AssertionError("models are read")
-
-    monkeypatch.setattr(retrain_cost, "estimate_retrain_cost", estimate)
+    return module.make_plan(Recorded(folder, 0, changed))
 
 
 def test_make_plan_unchanged_reads_no_model(tmp_path: Path, repository: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     repository("torch==1\n")
-    stub_cost(monkeypatch, None)
+    monkeypatch.setattr(retrain_cost, "estimate_retrain_cost", Mock(side_effect=AssertionError("models are read")))
     cached = StagePlan([], "nothing changed")
     assert plan(tmp_path) == RetrainPlan({"dataset": cached, "features": cached, "report": cached}, None, [])
     code = "src/abstain/reports/plots.py"
@@ -95,7 +76,7 @@ def test_make_plan_stale_stage_has_cost(tmp_path: Path, repository: Any, monkeyp
     repository("torch==1\n", {"dataset": "a", "features": "b"})
     (tmp_path / "params.yaml").write_text(SHIPPED["params.yaml"])
     wanted = RetrainCost(3, 10, 4, {"features": 500})
-    stub_cost(monkeypatch, wanted)
+    monkeypatch.setattr(retrain_cost, "estimate_retrain_cost", Mock(return_value=wanted))
     planned = plan(tmp_path, dataset=["changed command"])
     assert planned.cost == wanted and planned.blocked is None
     assert planned.stages == {
@@ -111,7 +92,8 @@ def test_make_plan_stale_stage_has_cost(tmp_path: Path, repository: Any, monkeyp
 
 def test_make_plan_blocked_is_first_line(tmp_path: Path, repository: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     repository("torch==1\n")
-    stub_cost(monkeypatch, AbstainError(Code.BAD_SETTING, "layer 99 requested: set llm.layer"))
+    blocked = AbstainError(Code.BAD_SETTING, "layer 99 requested: set llm.layer")
+    monkeypatch.setattr(retrain_cost, "estimate_retrain_cost", Mock(side_effect=blocked))
     planned = plan(tmp_path, dataset=["changed command"])
     first, *rest = format_plan(planned, verbose=False)
     assert first == "blocked: A601: layer 99 requested: set llm.layer"
@@ -151,45 +133,42 @@ def params(*keys: str) -> dict[str, Any]:
         ([deps(**{"data/interactions": "modified", "data/reviews": "modified"})], "data changed"),
         ([deps(**{"src/abstain/core": "modified"}), params("probe.seed")], "code and parameters changed"),
         ([params("probe.seed")], "parameter probe.seed changed"),
-        (
-            ["changed command", deps(**{"data/x": "new", "src/y": "new"}), params("llm")],
-            "command, data and code changed",
-        ),
+        (["changed command", deps(data="new", src="new"), params("llm")], "command, data and code changed"),
         ([{"changed outs": {"artifacts/x": "deleted"}}], "output changed"),
         ([deps(**{"artifacts/x": "modified"})], "inputs changed"),
     ],
 )
 def test_summarize_reasons_in_five_words(tmp_path: Path, status: list[Any], words: str) -> None:
-    stale = find_stale(Recorded(tmp_path, 0, {"features": status}), {"features": set()})
-    assert summarize_reasons(stale["features"]) == words and len(words.split()) <= 5
+    stale = module.find_stale(Recorded(tmp_path, 0, {"features": status}), {"features": set()})
+    assert module.summarize_reasons(stale["features"]) == words and len(words.split()) <= 5
 
 
 def test_summarize_reasons_up_to_four_stages() -> None:
     changes = [Change("", "artifacts/x", ("modified",)), *(Change(AFTER, name) for name in "abcde")]
-    assert summarize_reasons(changes) == "after a, b, c, d"
+    assert module.summarize_reasons(changes) == "after a, b, c, d"
 
 
 @pytest.mark.heavy
 def test_base_model_stages_import_engine() -> None:
     engine = "src/abstain/llm/engine/engine.py"
-    assert {name for name in STAGES if engine in find_closure(f"abstain.stages.{name}")} == BASE_MODEL_STAGES
+    assert {name for name in STAGES if engine in find_closure(f"abstain.stages.{name}")} == module.BASE_MODEL_STAGES
 
 
 def test_find_stages_with_other_requirements(tmp_path: Path, repository: Callable[..., None]) -> None:
     workspace = Recorded(tmp_path, 0)
     repository("torch==1\n")
-    assert find_stages_with_other_requirements(workspace) == set()  # nothing was computed yet
+    assert module.find_stages_with_other_requirements(workspace) == set()  # nothing was computed yet
     repository(lock={"dataset": "a", "features": "b", "report": "c"})
-    assert find_stages_with_other_requirements(workspace) == set()
+    assert module.find_stages_with_other_requirements(workspace) == set()
     repository("torch==2\n")
-    assert find_stages_with_other_requirements(workspace) == {"dataset", "features", "report"}
+    assert module.find_stages_with_other_requirements(workspace) == {"dataset", "features", "report"}
     repository(lock={"dataset": "a", "features": "B", "report": "c"})
-    assert find_stages_with_other_requirements(workspace) == {"dataset", "report"}
+    assert module.find_stages_with_other_requirements(workspace) == {"dataset", "report"}
     assert plan(tmp_path, report=["changed command"]).earlier == ["dataset"]  # report would run anyway
     repository(lock={"dataset": "A", "features": "B", "report": "C"})
-    assert find_stages_with_other_requirements(workspace) == set()
+    assert module.find_stages_with_other_requirements(workspace) == set()
     repository("torch==3\n", {"dataset": "d", "features": "B", "report": "d"})  # recorded with their requirements
-    assert find_stages_with_other_requirements(workspace) == {"features"}
+    assert module.find_stages_with_other_requirements(workspace) == {"features"}
 
 
 def test_find_stages_with_other_requirements_after_merge(tmp_path: Path, repository: Callable[..., None]) -> None:
@@ -200,7 +179,7 @@ def test_find_stages_with_other_requirements_after_merge(tmp_path: Path, reposit
     git(tmp_path, "checkout", "-q", "main")
     repository("torch==2\n")
     git(tmp_path, "merge", "-q", "-m", "Merge the run", "run")
-    assert find_stages_with_other_requirements(Recorded(tmp_path, 0)) == {"dataset"}
+    assert module.find_stages_with_other_requirements(Recorded(tmp_path, 0)) == {"dataset"}
 
 
 @pytest.mark.parametrize(("force", "options"), [(False, []), (True, ["--force"])])
