@@ -1,5 +1,3 @@
-"""`abstain monitor` in a project, with a real Prefect server."""
-
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta

@@ -7,7 +7,6 @@ import sqlite3
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -192,8 +191,11 @@ def list_ids(project: Project, contract: type[Interaction | Thumb]) -> list[str]
     return sorted(key for key in ids if key.startswith("x-"))
 
 
-def ingest_with_kills(project: Project, steps: Sequence[str]) -> dict[str, Any]:
-    """Ingest one more row for each step, killed there and again; return the state of the source."""
+@pytest.mark.parametrize(
+    "steps", [("git push",), pytest.param(STEPS, marks=pytest.mark.soak(twin="test_ingest_killed_is_exactly_once"))]
+)
+def test_ingest_killed_is_exactly_once(project: Project, steps: Sequence[str]) -> None:
+    """One more row for each step, killed there and again."""
     for number, step in enumerate(steps):
         write_row(project, number)
         killed = project.command(["python", "-c", INGEST, step])
@@ -204,24 +206,19 @@ def ingest_with_kills(project: Project, steps: Sequence[str]) -> dict[str, Any]:
         assert not list(project.workspace.glob(".data-*")), "something half-written was left"
     batches = [json.loads(line) for line in (project.workspace / "data" / "batches.jsonl").open()]
     assert [batch["sources"] for batch in batches[1:]] == [["app"]] * len(steps), "a batch was recorded twice, or never"
-    return json.loads((project.workspace / "data" / "sources" / "app.json").read_text())
-
-
-def test_ingest_killed_at_push_is_exactly_once(project: Project) -> None:
-    state = ingest_with_kills(project, ["git push"])
+    state = json.loads((project.workspace / "data" / "sources" / "app.json").read_text())
     assert state["tables"].keys() == {"interactions", "feedback"}
 
 
-@pytest.mark.soak(twin="test_ingest_killed_at_push_is_exactly_once")
-def test_ingest_killed_at_every_step_is_exactly_once(project: Project) -> None:
-    ingest_with_kills(project, STEPS)
-
-
-def correct_with_kills(project: Project, folder: Path, steps: Sequence[str]) -> None:
-    """Correct a marked version's answer and thumb for each step, killed there and again."""
+@pytest.mark.parametrize(
+    "steps",
+    [("git push",), pytest.param(STEPS, marks=pytest.mark.soak(twin="test_correction_killed_is_all_or_nothing"))],
+)
+def test_correction_killed_is_all_or_nothing(project: Project, tmp_path: Path, steps: Sequence[str]) -> None:
+    """A marked version's answer and thumb for each step, killed there and again."""
     write_row(project, 0)
     project.run("python", "-c", INGEST, "")
-    file = folder / "corrected.jsonl"
+    file = tmp_path / "corrected.jsonl"
     for number, step in enumerate(steps):
         version = f"probe@v1.{number}.0"
         project.git("tag", "--annotate", version, "-m", "t", cwd=project.workspace)
@@ -244,12 +241,3 @@ def correct_with_kills(project: Project, folder: Path, steps: Sequence[str]) -> 
         assert list(registry["tainted"]) == [f"v1.{minor}.0" for minor in range(number + 1)], step
     replaced = [batch.replaced for batch in store.read_batches() if batch.replaced]
     assert len(replaced) == len(steps), "a correction was recorded twice, or never"
-
-
-def test_correction_killed_at_push_is_all_or_nothing(project: Project, tmp_path: Path) -> None:
-    correct_with_kills(project, tmp_path, ["git push"])
-
-
-@pytest.mark.soak(twin="test_correction_killed_at_push_is_all_or_nothing")
-def test_correction_killed_at_every_step_is_all_or_nothing(project: Project, tmp_path: Path) -> None:
-    correct_with_kills(project, tmp_path, STEPS)

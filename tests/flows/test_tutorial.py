@@ -1,5 +1,3 @@
-"""The tutorial on own data, command by command as the page has them."""
-
 import csv
 import re
 import shutil

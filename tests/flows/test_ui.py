@@ -1,5 +1,3 @@
-"""The Prefect UI after the demo, in a real browser."""
-
 import json
 import re
 from collections.abc import Iterator
