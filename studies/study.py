@@ -6,7 +6,7 @@ arguments of the one here, and then the settings of this machine and the runner 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -108,3 +108,16 @@ def load_study(file: Path, source: StudySource, sizes: Mapping[str, tuple[int, i
     settings = load_settings()
     loaded: Study = import_module(f"studies.{kind}").load_study(file, source, sizes, settings, make_runner(settings))
     return loaded
+
+
+def select_tables(tables: Sequence[str], names: Iterable[str]) -> list[str]:
+    """Return `tables` in the order of `names`, by default all.
+
+    Raises:
+        AbstainError: there is no such table.
+    """
+    names = list(names)
+    for name in tables:
+        if name not in names:
+            raise AbstainError(Code.UNKNOWN_NAME, f"no table '{name}': there are {', '.join(names)}")
+    return [name for name in names if not tables or name in tables]

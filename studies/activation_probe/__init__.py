@@ -22,9 +22,9 @@ from studies.activation_probe.sites import compute_latency, compute_sites
 from studies.activation_probe.thresholds import compute_board, compute_thresholds
 from studies.leaderboard.comparison import make_workspace
 from studies.leaderboard.results import draw_curves, select_answers
-from studies.leaderboard.tables import describe_counts, render_table, select_tables
+from studies.leaderboard.tables import describe_counts, render_table
 from studies.leaderboard.workspace import StageWorkspace, make_part
-from studies.study import REMEDY, Outcome, Part, StudyReport, StudySource
+from studies.study import REMEDY, Outcome, Part, StudyReport, StudySource, select_tables
 
 BOARD, THRESHOLDS, SITES, LATENCY, HUBER = "1", "2", "4", "5", "huber"
 

@@ -17,9 +17,9 @@ from abstain.llm.features.shard_job import ShardRunner
 from studies.leaderboard.comparison import make_workspace
 from studies.leaderboard.latency import measure_scorers
 from studies.leaderboard.results import draw_curves, read_board
-from studies.leaderboard.tables import DeclaredTable, describe_counts, render_table, select_tables
+from studies.leaderboard.tables import DeclaredTable, describe_counts, render_table
 from studies.leaderboard.workspace import StageWorkspace, make_part
-from studies.study import REMEDY, Outcome, Part, StudyReport, StudySource
+from studies.study import REMEDY, Outcome, Part, StudyReport, StudySource, select_tables
 
 QUALITY, LATENCY = "scorers", "latency"
 

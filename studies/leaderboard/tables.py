@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from abstain.config.yaml_model import FrozenModel
-from abstain.core.codes import Code
-from abstain.core.errors import AbstainError
 from abstain.core.formatting import format_count
 from abstain.core.markdown import heading, paragraph, records_table
 
@@ -20,18 +18,6 @@ class DeclaredTable(FrozenModel):
     title: str
     note: str = ""
     paper: tuple[dict[str, str], ...] = ()
-
-
-def select_tables(tables: Sequence[str], declared: Mapping[str, Any]) -> list[str]:
-    """Return `tables` in the order of the file, by default all.
-
-    Raises:
-        AbstainError: there is no such table.
-    """
-    for name in tables:
-        if name not in declared:
-            raise AbstainError(Code.UNKNOWN_NAME, f"no table '{name}': there are {', '.join(declared)}")
-    return [name for name in declared if not tables or name in tables]
 
 
 def render_table(

@@ -22,7 +22,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.learning.estimators.correctness_targets import METRICS
 from abstain.llm.engine.prompts import load_layout
-from studies.study import REMEDY
+from studies.study import REMEDY, select_tables
 
 TableName = Annotated[str, BeforeValidator(str)]  # YAML reads the name of table 2 as a number
 Where = Literal["entropy", "random"]
@@ -193,20 +193,11 @@ class Experiment(FrozenModel):
         Raises:
             AbstainError: there is no such table.
         """
-        cells = list(dict.fromkeys(cell for name in self.select_tables(tables) for cell in self.list_table_cells(name)))
+        cells = list(
+            dict.fromkeys(cell for name in select_tables(tables, self.tables) for cell in self.list_table_cells(name))
+        )
         first = {cell.condition: index for index, cell in reversed(list(enumerate(cells)))}
         return sorted(cells, key=lambda cell: first[cell.condition])
-
-    def select_tables(self, tables: Sequence[str] = ()) -> list[str]:
-        """Return `tables` in the order of the file, by default all.
-
-        Raises:
-            AbstainError: there is no such table.
-        """
-        for name in tables:
-            if name not in self.tables:
-                raise AbstainError(Code.UNKNOWN_NAME, f"no table '{name}': there are {', '.join(self.tables)}")
-        return [name for name in self.tables if not tables or name in tables]
 
     def list_table_cells(self, table: str) -> list[ExperimentCell]:
         """Return the cells of a table."""

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from studies.nll_perturbation.declared import VARIED, Experiment, ExperimentCell, ExperimentTable, PaperRow
-from studies.study import Outcome
+from studies.study import Outcome, select_tables
 
 FIGURES = ("mse", "mse_difference", "positive", "auroc", "accuracy", "f1")
 BUFFERED = ("withheld", "accuracy_buffered", "f1_buffered")
@@ -47,7 +47,7 @@ def tabulate(
     Raises:
         AbstainError: there is no such table.
     """
-    names = experiment.select_tables(tables)
+    names = select_tables(tables, experiment.tables)
     cells = [(cell, outcomes.get(cell.title, Outcome())) for cell in experiment.list_cells(tables)]
     return {
         "title": experiment.title,

@@ -36,22 +36,10 @@ from studies.self_familiarity.plan import (
 from studies.self_familiarity.report import write_answer_report, write_concept_report
 from studies.self_familiarity.tables import ConceptTables
 from studies.self_familiarity.worksheet import get_worksheet_digest, read_scores, write_worksheet
-from studies.study import Outcome, Part, StudyReport, StudySource
+from studies.study import Outcome, Part, StudyReport, StudySource, select_tables
 
 RESULT = 1
 """Raised when a part says something else, or says it otherwise."""
-
-
-def select_tables(tables: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return `tables` in the order of `names`, by default all.
-
-    Raises:
-        AbstainError: there is no such table.
-    """
-    for name in tables:
-        if name not in names:
-            raise AbstainError(Code.UNKNOWN_NAME, f"no table '{name}': there are {', '.join(names)}")
-    return [name for name in names if not tables or name in tables]
 
 
 @dataclass(frozen=True)

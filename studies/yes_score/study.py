@@ -10,13 +10,11 @@ from typing import Any
 
 from abstain.config.settings import Settings
 from abstain.config.yaml_model import load_yaml_model
-from abstain.core.codes import Code
-from abstain.core.errors import AbstainError
 from abstain.llm.features.shard_job import ShardRunner
 from abstain.llm.signals.extractive_qa import SCORER_VERSION
 from studies.model_inputs import describe_base_model
 from studies.project_answers import ProjectAnswers, read_project_answers
-from studies.study import Outcome, Part, StudyReport, StudySource
+from studies.study import Outcome, Part, StudyReport, StudySource, select_tables
 from studies.yes_score.declared import YesScoreDeclaration
 from studies.yes_score.report import write_report
 from studies.yes_score.responses import AnsweredQuestions
@@ -47,7 +45,7 @@ class YesScoreStudy:
         Raises:
             AbstainError: there is no such table, or the source is invalid.
         """
-        titles = {title for table in select_tables(tables) for title in NEEDS[table]}
+        titles = {title for table in select_tables(tables, NEEDS) for title in NEEDS[table]}
         scorer, data, model = self.scorer, self._data, self._extractive_qa_model
         declared = self.declared
         questions = {"data": data.get_digest(), "answer_tokens": declared.answer_tokens}
@@ -67,7 +65,7 @@ class YesScoreStudy:
     def make_report(self, tables: Sequence[str], outcomes: Mapping[str, Outcome]) -> StudyReport:
         """Return the report of `tables`, by default all; `outcomes` are by title of the part."""
         document, figures = tabulate(
-            self.declared, self._data, select_tables(tables), outcomes, self._extractive_qa_model, self._setting
+            self.declared, self._data, select_tables(tables, NEEDS), outcomes, self._extractive_qa_model, self._setting
         )
         return StudyReport(document, write_report(document), figures)
 
@@ -97,18 +95,6 @@ class YesScoreStudy:
         return (
             "scorers.extractive_qa_model of params.yaml" if self._project else "extractive_qa_model of the study's file"
         )
-
-
-def select_tables(tables: Sequence[str]) -> list[str]:
-    """Return `tables` in their order in the report, by default all.
-
-    Raises:
-        AbstainError: there is no such table.
-    """
-    for name in tables:
-        if name not in NEEDS:
-            raise AbstainError(Code.UNKNOWN_NAME, f"no table '{name}': there are {', '.join(NEEDS)}")
-    return [name for name in NEEDS if not tables or name in tables]
 
 
 def load_study(

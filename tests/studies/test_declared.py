@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from abstain.core.errors import AbstainError
 from studies.nll_perturbation.declared import load_experiment
 from studies.rows import QuestionSet, read_parts
+from studies.study import select_tables
 from tests.conftest import ROOT
 from tests.factories import write_lines
 from tests.studies.builders import DECLARED, EVALUATION, TRAIN, write_data, write_study
@@ -45,7 +46,7 @@ def test_list_cells_are_unique_and_grouped_by_features() -> None:
     assert changes + 1 == len(set(conditions))
     assert len({cell.title for cell in cells}) == len(cells)
     assert study.list_cells(("12",)) == study.list_table_cells("12")
-    assert study.select_tables(("9", "2")) == ["2", "9"]
+    assert select_tables(("9", "2"), study.tables) == ["2", "9"]
     with pytest.raises(AbstainError, match="no table '13': there are headline, regressors, outputs, 2, 3"):
         study.list_cells(("13",))
 
