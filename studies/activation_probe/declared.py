@@ -6,9 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from abstain.config.params import Architecture, Count
+from abstain.config.params import Architecture, Count, Site
 from abstain.config.yaml_model import FrozenModel
-from abstain.llm.engine.requests import Site
 from abstain.llm.signals.feature_plan import ProbeSite
 from studies.leaderboard.tables import DeclaredTable
 

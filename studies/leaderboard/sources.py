@@ -165,6 +165,7 @@ def draw_topics(rows: list[Mapping[str, Any]], minimum: int, seed: int) -> list[
     """
     topics, index = np.unique([row["group"] for row in rows], return_inverse=True)
     order = np.random.default_rng(seed).permutation(len(topics))
-    before = np.cumsum(np.bincount(index)[order]) - np.bincount(index)[order]
-    topic_indices = set(order[before < minimum].tolist())
+    counts = np.bincount(index)[order]
+    n_before = np.cumsum(counts) - counts
+    topic_indices = set(order[n_before < minimum].tolist())
     return [row for row, topic in zip(rows, index.tolist(), strict=True) if topic in topic_indices]

@@ -23,6 +23,7 @@ from abstain.llm.features.feature_store import OnProgress
 from abstain.llm.features.shard_job import JobStats, ShardRunner
 from abstain.llm.signals.context_conditions import ContextConditions
 from studies.answers import NO_ANSWER, generate_answers
+from studies.model_inputs import make_llm_params
 from studies.nll_perturbation.baselines import Baselines
 from studies.nll_perturbation.declared import LABEL, LABEL_THRESHOLD, Experiment, ExperimentCell, Size
 from studies.nll_perturbation.project import ReviewedAnswers
@@ -130,9 +131,7 @@ class ExperimentRunner:
             return self.project.llm
         base = self.experiment.models[cell.base]
         assert base.layout is not None
-        return LLMParams(
-            model=base.model, layout=base.layout, layer=1, site="residual", too_long="refuse", includes_eos=True
-        )
+        return make_llm_params(base.model, base.layout)
 
     def get_perturbation_model(self, cell: ExperimentCell) -> str:
         """Return the perturbation model of `cell` with its revision.

@@ -12,12 +12,9 @@ from typing import Any, NoReturn
 from abstain.config.settings import Settings
 from abstain.core.errors import AbstainError
 from abstain.knowledge.retrieval.encoder import SentenceEncoder
-from abstain.llm.engine.device import choose_device, choose_dtype
-from abstain.llm.engine.engine import ENGINE_VERSION
-from abstain.llm.engine.loading import find_model
-from abstain.llm.engine.tokenization import load_model_layout
 from abstain.llm.features.feature_store import OnProgress
 from abstain.llm.features.shard_job import ShardRunner
+from studies.model_inputs import describe_base_model
 from studies.nll_perturbation.cell import ExperimentRunner
 from studies.nll_perturbation.declared import Experiment, ExperimentCell, load_experiment
 from studies.nll_perturbation.markdown import to_markdown
@@ -113,15 +110,12 @@ def get_cell_inputs(runner: ExperimentRunner, cell: ExperimentCell, files: Mappi
     Raises:
         AbstainError: one of its models is not found.
     """
-    experiment, settings = runner.experiment, runner.settings
-    llm = runner.make_llm_params(cell)
+    experiment, llm = runner.experiment, runner.make_llm_params(cell)
     return {
         "result": RESULT,
         "cell": cell.model_dump(mode="json"),
-        "models": [str(find_model(llm.model, settings)), runner.get_perturbation_model(cell)],
-        "layout": load_model_layout(find_model(llm.model, settings), llm.layout).digest,
-        "dtype": str(choose_dtype(settings, choose_device(settings))),
-        "engine": ENGINE_VERSION,
+        **describe_base_model(llm.model, llm.layout, runner.settings),
+        "perturbation": runner.get_perturbation_model(cell),
         "encoder": _encoder() if cell.metric == NEEDS_ENCODER else None,
         "scikit-learn": version("scikit-learn"),
         "answers": list(files.values()),

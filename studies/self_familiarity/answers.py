@@ -23,12 +23,11 @@ from abstain.llm.familiarity.familiarity import FamiliarityConfig, SelfFamiliari
 from abstain.llm.familiarity.guessing import ConceptGuesser
 from abstain.llm.features.feature_store import OnProgress
 from abstain.llm.features.shard_job import ShardRunner
-from abstain.llm.signals.base import FeatureBatch
 from abstain.llm.signals.compute_features import collect_feature_requests, compute_missing, read_features
-from abstain.llm.signals.familiarity import QuestionFamiliarity
+from abstain.llm.signals.familiarity import get_question_score
 from abstain.llm.signals.likelihood import LIKELIHOOD_SIGNALS
 from studies.project_answers import ProjectAnswers
-from studies.self_familiarity.concept7 import order_by_seed
+from studies.rows import hash_order
 from studies.self_familiarity.declared import FamiliarityDeclaration
 
 
@@ -51,7 +50,7 @@ class AnswerBatch:
 def cut_answers(project: ProjectAnswers, declared: FamiliarityDeclaration) -> list[AnswerBatch]:
     """Return a sample of the answers in batches; a smaller sample is the beginning of a larger one."""
     table, size = project.table, declared.part
-    rows = order_by_seed(list(table["interaction_id"]), declared.seed)[: declared.sizes["answers"][0]]
+    rows = hash_order(range(len(table)), list(table["interaction_id"]), declared.seed)[: declared.sizes["answers"][0]]
     weights = row_weights(table["inclusion_probability"].to_numpy(float))
     batches = []
     for first in range(0, len(rows), size):
@@ -87,15 +86,14 @@ class AnswerMeter:
         requests = collect_feature_requests(LIKELIHOOD_SIGNALS)
         compute_missing(self.llm, self.settings, [(interactions, requests)], progress, self.runner)
         batch = read_features(self.llm, self.settings, interactions, requests)
-        method = self._make_method()
-        method.score([interaction.question for interaction in interactions], progress)
+        familiarities = self._make_method().score([interaction.question for interaction in interactions], progress)
         return {
-            "familiarity": _to_json(QuestionFamiliarity(method).score(batch)),
-            "log_probs": {signal.name: _to_json(signal.score(batch)) for signal in LIKELIHOOD_SIGNALS},
+            "familiarity": [get_question_score(familiarity) for familiarity in familiarities],
+            "log_probs": {signal.name: signal.score(batch).tolist() for signal in LIKELIHOOD_SIGNALS},
         }
 
     def measure_with_chunks(self, interactions: Sequence[Interaction], progress: OnProgress) -> dict[str, Any]:
-        """Return the `familiarity` of each question with its first chunk at hand, (rows,); None without a chunk."""
+        """Return the `familiarity` of each question with its first chunk at hand, (rows,); nan without a chunk."""
         scores = np.full(len(interactions), np.nan)
         method = self._make_method()
         guesser, informed = method.guesser, copy(method)
@@ -108,9 +106,10 @@ class AnswerMeter:
                     guesser.search,
                     chunk=interaction.contexts[0].text,
                 )
-                scores[index] = QuestionFamiliarity(informed).score(FeatureBatch([interaction], {}))[0]
+                (familiarity,) = informed.score([interaction.question])
+                scores[index] = get_question_score(familiarity)
             progress(index + 1, len(interactions))
-        return {"familiarity": _to_json(scores)}
+        return {"familiarity": scores.tolist()}
 
     def _make_method(self) -> SelfFamiliarity:
         config = FamiliarityConfig(**self.declared.familiarity.model_dump())
@@ -133,7 +132,3 @@ class InformedGuesser(ConceptGuesser):
         head, verb, tail = prompt[0].text.partition("Explain")
         start = (Segment("turn", head, literal=True), Segment("context", f"{self.chunk}\n\n"))
         return (*start, Segment("instruction", verb + tail, literal=True), *prompt[1:])
-
-
-def _to_json(scores: np.ndarray) -> list[float | None]:
-    return [None if np.isnan(score) else float(score) for score in scores]

@@ -7,7 +7,6 @@ one size and then at another computes nothing twice.
 from __future__ import annotations
 
 import gzip
-import hashlib
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.json_lines import parse_lines
+from studies.rows import hash_order
 from studies.self_familiarity.declared import FamiliarityDeclaration
 
 COMMON, FICTIONAL, REAL = "common concepts", "fictional concepts", "real concepts"
@@ -133,11 +133,6 @@ def read_batches(declared: FamiliarityDeclaration, folder: Path) -> dict[str, li
     return {kind: _cut(kind, rows[kind], limits[kind], declared) for kind in rows}
 
 
-def order_by_seed(keys: Sequence[str], seed: int) -> list[int]:
-    """Return the indices of `keys` in random order under `seed`."""
-    return sorted(range(len(keys)), key=lambda row: hashlib.sha256(f"{seed}\0{keys[row]}".encode()).digest())
-
-
 def _make_concept(key: str, concept: str, background: str = "") -> ConceptInstruction:
     text = f'Explain the "{concept}" within one short paragraph.'
     return ConceptInstruction(key, text, key, (concept,), background=background)
@@ -146,7 +141,7 @@ def _make_concept(key: str, concept: str, background: str = "") -> ConceptInstru
 def _cut(
     kind: str, rows: Sequence[ConceptInstruction], limit: int, declared: FamiliarityDeclaration
 ) -> list[InstructionBatch]:
-    ordered = [rows[index] for index in order_by_seed([row.key for row in rows], declared.seed)][:limit]
+    ordered = hash_order(rows, [row.key for row in rows], declared.seed)[:limit]
     size = declared.part
     return [
         InstructionBatch(kind, first, tuple(ordered[first : first + size])) for first in range(0, len(ordered), size)

@@ -46,7 +46,7 @@ class FamiliarityMeter:
     def measure_baselines(
         self, instructions: Sequence[ConceptInstruction], source: ConceptSource, progress: OnProgress
     ) -> dict[str, Any]:
-        """Return the `scores` of the baselines, (instructions,), None without a score."""
+        """Return the `scores` of the baselines, (instructions,), nan without a score."""
         familiarities = self._score(FamiliarityConfig(), instructions, source, progress)
         scores = self.baselines.score(
             [
@@ -57,7 +57,7 @@ class FamiliarityMeter:
             ],
             progress,
         )
-        return {"scores": {name: [None if x != x else float(x) for x in values] for name, values in scores.items()}}
+        return {"scores": {name: values.tolist() for name, values in scores.items()}}
 
     @property
     def baselines(self) -> FamiliarityBaselines:

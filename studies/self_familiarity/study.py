@@ -36,7 +36,7 @@ from studies.self_familiarity.plan import (
 from studies.self_familiarity.report import write_answer_report, write_concept_report
 from studies.self_familiarity.tables import ConceptTables
 from studies.self_familiarity.worksheet import get_worksheet_digest, read_scores, write_worksheet
-from studies.study import Outcome, Part, StudyReport, StudySource, select_tables
+from studies.study import REMEDY, Outcome, Part, StudyReport, StudySource, select_tables
 
 RESULT = 1
 """Raised when a part says something else, or says it otherwise."""
@@ -224,7 +224,7 @@ def load_study(
     Raises:
         AbstainError: the file is invalid, or there is no such size.
     """
-    declared = load_yaml_model(file, FamiliarityDeclaration, "studies are in studies/").resize(sizes)
+    declared = load_yaml_model(file, FamiliarityDeclaration, REMEDY).resize(sizes)
     if source.data is not None:
         return ConceptStudy(declared, source.data, settings)
     return AnswerStudy(declared, settings, runner)

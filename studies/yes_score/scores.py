@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from abstain.config.params import LLMParams
 from abstain.config.settings import Settings
 from abstain.core.contracts import Context, Interaction, Question
@@ -29,8 +27,8 @@ from studies.yes_score.responses import (
     make_responses,
 )
 
-Scores = dict[str, list[float | None]]
-"""A score of each response, by name of the scorer."""
+Scores = dict[str, list[float]]
+"""A score of each response, nan without one, by name of the scorer; a stored nan is null."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class ResponseScorer:
         scorer = make_extractive_scorer(model, self.settings)
         responses, correct = self._respond(data, progress)
         kinds = {
-            name: {"rows": rows, "scores": {scorer.name: _to_json(scorer.score(FeatureBatch(answers, {})))}}
+            name: {"rows": rows, "scores": {scorer.name: scorer.score(FeatureBatch(answers, {})).tolist()}}
             for name, (rows, answers) in responses.items()
         }
         return {"kinds": kinds, "correct": correct}
@@ -118,8 +116,4 @@ class ResponseScorer:
 
 
 def _score(signals: Sequence[Signal], batch: FeatureBatch) -> Scores:
-    return {signal.name: _to_json(signal.score(batch)) for signal in signals}
-
-
-def _to_json(scores: np.ndarray) -> list[float | None]:
-    return [None if np.isnan(score) else float(score) for score in scores]
+    return {signal.name: signal.score(batch).tolist() for signal in signals}

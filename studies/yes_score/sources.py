@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
-from abstain.config.params import LLMParams
 from abstain.core.contracts import Question
 from abstain.learning.metrics.weighted_metrics import row_weights
+from studies.model_inputs import make_llm_params
 from studies.project_answers import ProjectAnswers
-from studies.rows import read_parts
+from studies.rows import hash_order, read_parts
 from studies.yes_score.declared import YesScoreDeclaration
 from studies.yes_score.responses import AnsweredQuestions
 
@@ -25,11 +24,8 @@ def read_questions(declared: YesScoreDeclaration, folder: Path) -> AnsweredQuest
         folder / files.train, folder / files.evaluation, (counts.train, counts.evaluation), declared.seed
     )
     both = train + evaluation
-    llm = LLMParams(
-        model=declared.model, layout=declared.layout, layer=1, site="residual", too_long="refuse", includes_eos=True
-    )
     return AnsweredQuestions(
-        llm,
+        make_llm_params(declared.model, declared.layout),
         both.questions,
         tuple(references[0] for references in both.references),
         both.groups,
@@ -40,10 +36,7 @@ def read_questions(declared: YesScoreDeclaration, folder: Path) -> AnsweredQuest
 def sample_project(declared: YesScoreDeclaration, project: ProjectAnswers) -> AnsweredQuestions:
     """Sample reviewed answers of a project: a smaller sample is the beginning of a larger one."""
     counts, names = declared.sizes["questions"], list(project.table["interaction_id"])
-    order = sorted(
-        range(len(names)), key=lambda row: hashlib.sha256(f"{declared.seed}\0{names[row]}".encode()).digest()
-    )
-    rows = order[: counts.train + counts.evaluation]
+    rows = hash_order(range(len(names)), names, declared.seed)[: counts.train + counts.evaluation]
     table, answers = project.table.iloc[rows], tuple(project.interactions[row] for row in rows)
     return AnsweredQuestions(
         project.params.llm,

@@ -14,7 +14,7 @@ from abstain.llm.features.shard_job import ShardRunner
 from abstain.llm.signals.extractive_qa import SCORER_VERSION
 from studies.model_inputs import describe_base_model
 from studies.project_answers import ProjectAnswers, read_project_answers
-from studies.study import Outcome, Part, StudyReport, StudySource, select_tables
+from studies.study import REMEDY, Outcome, Part, StudyReport, StudySource, select_tables
 from studies.yes_score.declared import YesScoreDeclaration
 from studies.yes_score.report import write_report
 from studies.yes_score.responses import AnsweredQuestions
@@ -119,5 +119,5 @@ def load_study(
     Raises:
         AbstainError: the file is invalid, or there is no such size.
     """
-    declared = load_yaml_model(file, YesScoreDeclaration, "studies are in studies/").resize(sizes)
+    declared = load_yaml_model(file, YesScoreDeclaration, REMEDY).resize(sizes)
     return YesScoreStudy(declared, source, ResponseScorer(declared, settings, runner))

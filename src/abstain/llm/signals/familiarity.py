@@ -45,14 +45,15 @@ class QuestionFamiliarity:
     def score(self, batch: FeatureBatch) -> np.ndarray:
         """Compute the familiarity of each question."""
         familiarities = self.familiarity.score([interaction.question for interaction in batch.interactions])
-        return np.array([_get_score(familiarity) for familiarity in familiarities])
+        return np.array([get_question_score(familiarity) for familiarity in familiarities])
 
     def estimate_forward_tokens(self, interactions: Sequence[Interaction]) -> float:
         """Estimate the tokens that explain and guess the concepts of a question, if none of them is cached."""
         return self.familiarity.estimate_forward_tokens([interaction.question for interaction in interactions])
 
 
-def _get_score(familiarity: Familiarity) -> float:
+def get_question_score(familiarity: Familiarity) -> float:
+    """Return s_f of a question; 1 without a concept, nan if none can be guessed."""
     if not familiarity.concepts:
         return 1.0
     return np.nan if familiarity.score is None else familiarity.score
