@@ -115,13 +115,19 @@ def stage(params: Params) -> None:
     ranked_apart = next((scorer.describe_apart() for scorer in scorers if isinstance(scorer, WriterScores)), "")
     if ranked_apart:
         print(f"{WRITER}: {ranked_apart}", flush=True)
-    audited = {name: interactions for name, interactions in labelled.variants.items() if name != "asked"}
-    batches = {"asked": batch} | {
-        name: read_features(params.llm, settings, interactions, requests) for name, interactions in audited.items()
+    unseen = np.setdiff1d(np.arange(len(rows)), train)
+    batches = {"asked": batch.take(unseen.tolist())} | {
+        name: read_features(params.llm, settings, interactions, requests)
+        for name, interactions in labelled.variants.items()
+        if name != "asked"
     }
-    tables = [_make_signal_table(scorers, name, features) for name, features in batches.items()]
-    for fit in fitted:
-        tables[0].loc[train, fit.scorer.name] = fit.out_of_fold
+    tables = [
+        _make_signal_table([rows[row] for row in train], "asked", {fit.scorer.name: fit.out_of_fold for fit in fitted}),
+        *(
+            _make_signal_table(answers.interactions, name, {scorer.name: scorer.score(answers) for scorer in scorers})
+            for name, answers in batches.items()
+        ),
+    ]
     write_atomically(paths.SIGNALS, pd.concat(tables, ignore_index=True).to_parquet(index=False))
     fusions, tokens = _estimate_tokens(params, settings, rows, scorers)
     listed = ", ".join(f"{name} {count:.0f}" for name, count in tokens.items() if count)
@@ -157,10 +163,9 @@ def _fit_scorers(
     return fitted_scorers, skipped
 
 
-def _make_signal_table(scorers: Sequence[Scorer], variant: str, answers: FeatureBatch) -> pd.DataFrame:
+def _make_signal_table(answers: Sequence[Interaction], variant: str, scores: dict[str, np.ndarray]) -> pd.DataFrame:
     """Make a table with one row per answer and one column per scorer."""
-    named = {"interaction_id": [row.interaction_id for row in answers.interactions], "variant": variant}
-    return pd.DataFrame(named | {scorer.name: scorer.score(answers) for scorer in scorers})
+    return pd.DataFrame({"interaction_id": [answer.interaction_id for answer in answers], "variant": variant} | scores)
 
 
 if __name__ == "__main__":
