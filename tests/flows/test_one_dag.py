@@ -5,7 +5,7 @@ import re
 import signal
 import sqlite3
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,6 @@ from abstain.core.contracts import Interaction, Thumb
 from abstain.data.store.dataset import DataStore
 from abstain.llm.engine.loading import find_model, load_model
 from tests.conftest import MODELS, Project, read_lock
-from tests.tasks.runs.test_stopping import RETRAIN_DAG
 
 pytestmark = pytest.mark.slow
 
@@ -39,12 +38,11 @@ def require_half_planned(project: Project) -> None:
     assert counts and 0 < int(counts[2]) < int(counts[1]), plan
 
 
-def complete_after_kills(
-    project: Project, command: list[str], stages: list[str], amid_features: Callable[[Project], None] = lambda _: None
-) -> None:
-    """Kill Python's `command` with SIGKILL at each of `stages` and complete it; what was finished is kept."""
+def complete_retrain_after_kills(project: Project) -> None:
+    """Kill a retrain with SIGKILL at each stage and complete it; what was finished is kept."""
+    command = ["-m", "abstain_cli.app", "retrain"]
     shards: dict[Path, int] = {}
-    for stage in stages:
+    for stage in EVERY_STAGE:
         process = project.start(["python", *command], stderr=subprocess.STDOUT)
         sign, printed = AMID_FEATURES if stage == "features" else f"{stage}: Running stage", list[str]()
         for line in process.stdout or ():
@@ -56,9 +54,9 @@ def complete_after_kills(
         if stage == "features":
             shards = list_shards(project)
             assert shards, "no shard was finished when it was killed"
-            amid_features(project)
+            require_half_planned(project)
     completed = project.run("python", *command)
-    for stage in stages[:-1]:  # what had finished before a kill is not done again
+    for stage in EVERY_STAGE[:-1]:  # what had finished before a kill is not done again
         assert re.search(rf"^{stage} +cached", completed, re.MULTILINE), (stage, completed)
     now = list_shards(project)
     assert all(now[file] == when for file, when in shards.items()), "a whole shard was computed again"
@@ -89,16 +87,6 @@ def test_dvc_repro_makes_same_lock_as_flow(trained: tuple[Project, str], tmp_pat
     assert repro_in_clone(project, tmp_path, ("models", "features")) == flow
 
 
-def test_retrain_killed_amid_features_completes(small_project: Project) -> None:
-    file = small_project.root / "dvc.yaml"
-    whole = yaml.safe_load(file.read_text())["stages"]
-    whole["dataset"]["deps"].remove("artifacts/validation.json")
-    file.write_text(yaml.safe_dump({"stages": {name: whole[name] for name in ("dataset", "features")}}))
-    small_project.git("commit", "-qam", "A DAG from the labels to the features")
-    small_project.compare_with("sequence_log_prob")  # enough for several shards
-    complete_after_kills(small_project, ["-c", RETRAIN_DAG], ["features"])
-
-
 def write_first_layers(folder: Path, layers: int) -> None:
     """Write the first `layers` decoder blocks of the embedded model: its arithmetic for a fraction of the work."""
     settings = Settings(home=MODELS.parent)
@@ -109,12 +97,12 @@ def write_first_layers(folder: Path, layers: int) -> None:
     whole.tokenizer.save_pretrained(folder)
 
 
-@pytest.mark.soak(twin="test_retrain_killed_amid_features_completes")
+@pytest.mark.soak(twin="test_retrain_stopped_leaves_no_stage_and_resumes")
 def test_retrain_killed_at_every_stage_same_lock(small_project: Project, tmp_path: Path) -> None:
     params = yaml.safe_load((small_project.root / "params.yaml").read_text())
     write_first_layers(tmp_path / "model", 4)
     small_project.edit_params(params["llm"]["model"], str(tmp_path / "model"))
-    complete_after_kills(small_project, ["-m", "abstain_cli.app", "retrain"], EVERY_STAGE, require_half_planned)
+    complete_retrain_after_kills(small_project)
     assert repro_in_clone(small_project, tmp_path, ("models",)) == read_lock(small_project.workspace)
 
 
@@ -210,16 +198,13 @@ def test_ingest_killed_is_exactly_once(project: Project, steps: Sequence[str]) -
     assert state["tables"].keys() == {"interactions", "feedback"}
 
 
-@pytest.mark.parametrize(
-    "steps",
-    [("git push",), pytest.param(STEPS, marks=pytest.mark.soak(twin="test_correction_killed_is_all_or_nothing"))],
-)
-def test_correction_killed_is_all_or_nothing(project: Project, tmp_path: Path, steps: Sequence[str]) -> None:
+@pytest.mark.soak(twin="test_ingest_killed_is_exactly_once")
+def test_correction_killed_is_all_or_nothing(project: Project, tmp_path: Path) -> None:
     """A marked version's answer and thumb for each step, killed there and again."""
     write_row(project, 0)
     project.run("python", "-c", INGEST, "")
     file = tmp_path / "corrected.jsonl"
-    for number, step in enumerate(steps):
+    for number, step in enumerate(STEPS):
         version = f"probe@v1.{number}.0"
         project.git("tag", "--annotate", version, "-m", "t", cwd=project.workspace)
         project.git("push", "-q", "origin", version, cwd=project.workspace)
@@ -240,4 +225,4 @@ def test_correction_killed_is_all_or_nothing(project: Project, tmp_path: Path, s
         registry = json.loads(project.git("show", "origin/main:registry.json", cwd=project.workspace))
         assert list(registry["tainted"]) == [f"v1.{minor}.0" for minor in range(number + 1)], step
     replaced = [batch.replaced for batch in store.read_batches() if batch.replaced]
-    assert len(replaced) == len(steps), "a correction was recorded twice, or never"
+    assert len(replaced) == len(STEPS), "a correction was recorded twice, or never"

@@ -439,7 +439,7 @@ if __name__ == "__main__":
     print_passed_when_worse(int(sys.argv[1]))
 
 
-@pytest.mark.heavy
+@pytest.mark.soak(twin="test_promotion_better_candidate_within_five_nights")
 def test_promotion_equal_candidates_keep_error_levels() -> None:
     """Twelve nights that share the alpha, one after another on the same small hold-out."""
     nights = Nights(20, 10, 3, carried=0.8, params=load_shipped_params(max_comparisons=12, false_promotion_rate=0.1))

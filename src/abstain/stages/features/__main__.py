@@ -115,19 +115,12 @@ def stage(params: Params) -> None:
     ranked_apart = next((scorer.describe_apart() for scorer in scorers if isinstance(scorer, WriterScores)), "")
     if ranked_apart:
         print(f"{WRITER}: {ranked_apart}", flush=True)
-    unseen = np.setdiff1d(np.arange(len(rows)), train)
-    batches = {"asked": batch.take(unseen.tolist())} | {
-        name: read_features(params.llm, settings, interactions, requests)
-        for name, interactions in labelled.variants.items()
-        if name != "asked"
-    }
-    tables = [
-        _make_signal_table([rows[row] for row in train], "asked", {fit.scorer.name: fit.out_of_fold for fit in fitted}),
-        *(
-            _make_signal_table(answers.interactions, name, {scorer.name: scorer.score(answers) for scorer in scorers})
-            for name, answers in batches.items()
-        ),
-    ]
+    tables = [_make_signal_table(rows, "asked", _score_answers(fitted, batch, train))]
+    for name, variants in labelled.variants.items():
+        if name != "asked":
+            features = read_features(params.llm, settings, variants, requests)
+            scores = {scorer.name: scorer.score(features) for scorer in scorers}
+            tables.append(_make_signal_table(variants, name, scores))
     write_atomically(paths.SIGNALS, pd.concat(tables, ignore_index=True).to_parquet(index=False))
     fusions, tokens = _estimate_tokens(params, settings, rows, scorers)
     listed = ", ".join(f"{name} {count:.0f}" for name, count in tokens.items() if count)
@@ -161,6 +154,17 @@ def _fit_scorers(
         except ScorerUnavailable as error:
             skipped[scorer.name] = error.message_with_code
     return fitted_scorers, skipped
+
+
+def _score_answers(fitted: Sequence[FittedScorer], batch: FeatureBatch, train: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the scores of all answers by scorer, those of the rows `train` out of fold."""
+    unseen = np.setdiff1d(np.arange(len(batch)), train)
+    unseen_batch = batch.take(unseen.tolist())
+    scores = {fit.scorer.name: np.empty(len(batch)) for fit in fitted}
+    for fit in fitted:
+        scores[fit.scorer.name][train] = fit.out_of_fold
+        scores[fit.scorer.name][unseen] = fit.scorer.score(unseen_batch)
+    return scores
 
 
 def _make_signal_table(answers: Sequence[Interaction], variant: str, scores: dict[str, np.ndarray]) -> pd.DataFrame:
