@@ -31,6 +31,7 @@ from abstain.llm.signals.compute_features import (
     estimate_forward_tokens,
     read_features,
 )
+from abstain.llm.signals.familiarity import QuestionFamiliarity
 from abstain.llm.signals.feature_plan import LabelledAnswers, list_components, list_fusions, plan_features
 from abstain.llm.signals.out_of_fold import FittedScorer, fit_scorer
 from abstain.llm.signals.registry import AvailableScorers, build_scorers
@@ -105,6 +106,9 @@ def stage(params: Params) -> None:
         f"{cost.pass_tokens}",
         flush=True,
     )
+    for scorer in available.scorers:
+        if isinstance(scorer, QuestionFamiliarity):  # takes minutes: the concepts of all questions together
+            scorer.familiarity.score([row.question for row in rows], artifacts.report_progress)
     source.save(rows, paths.FEATURES)
     requests = collect_feature_requests(available.scorers)
     batch = read_features(params.llm, settings, rows, requests)
