@@ -2,7 +2,6 @@ import gc
 import itertools
 import json
 import math
-import subprocess
 import sys
 import threading
 import time
@@ -10,7 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from subprocess import PIPE
+from subprocess import PIPE, Popen
 
 import httpx
 import psutil
@@ -89,7 +88,7 @@ def test_memory_is_flat_under_half_an_hour_of_load(app: FastAPI) -> None:
     gc.set_threshold(700, 10, 10)  # Python's own, as a server has it: tests/conftest.py makes collections rare
     # Another process makes the requests: this one remembers none of them.
     command = [sys.executable, "-m", "tests.serving.api.test_load"]
-    with listening(app) as address, subprocess.Popen([*command, address, str(HALF_AN_HOUR)], stdout=PIPE) as load:
+    with listening(app) as address, Popen([*command, address, str(HALF_AN_HOUR)], stdout=PIPE) as load:
         time.sleep(120)  # pools, caches and the allocator have what they need
         before = read_memory()
         n_acknowledged, failed = json.loads(load.communicate()[0])
