@@ -65,6 +65,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> Callab
     return run_module
 
 
+@pytest.mark.soak(twin="test_perturbation_benchmark_counts_tokens")
 def test_extraction_benchmark_compares_before_it_times(run_main: Callable[..., str]) -> None:
     output = run_main(extraction.main, "--rows", "2", "--repeats", "1")
     # The processor decides which of the two is compared.
@@ -85,7 +86,7 @@ def test_scaling_benchmark_reads_only_new_rows(run_main: Callable[..., str]) -> 
     assert share is not None and float(share[1]) < 10 and "| 100 |" in output
 
 
-@pytest.mark.soak(twin="test_extraction_benchmark_compares_before_it_times")
+@pytest.mark.soak(twin="test_embedded_model_equals_a_plain_forward_in_any_batch")
 def test_gpu_equality_detects_wrong_log_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(equality, "FAMILIES", {"Llama": equality.FAMILIES["Llama"]})
     monkeypatch.setattr(equality, "LIMITS", {torch.float32: equality.LIMITS[torch.float32]})

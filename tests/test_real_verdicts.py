@@ -89,6 +89,7 @@ def test_divide_round_shares_no_topic(tmp_path: Path) -> None:
     assert {*divide_round(found, 3, 1)[2]} != {*drawn}
 
 
+@pytest.mark.heavy
 def test_evaluate_division_only_fresh_reviews_use_the_round(tmp_path: Path) -> None:
     rows = make_records((1, 2, 3))
     before, after = (
@@ -142,6 +143,7 @@ def test_simulate_feedback_has_its_probabilities() -> None:
     assert np.array_equal(everything.inclusion, np.ones(200)) and np.isnan(everything.thumb).all()
 
 
+@pytest.mark.heavy
 def test_fit_writer_thumbs_train_and_reviews_test(tmp_path: Path) -> None:
     found = read_answers(tmp_path, make_records((1, 2), answers=160))
     train, validation = split_by_topic(found, np.arange(320), 0)

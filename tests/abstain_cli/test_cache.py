@@ -196,6 +196,7 @@ def test_export_omits_the_holdout_to_be_frozen(data: Path) -> None:
     assert "so few rows are stratified" in invoke("review", "export", "-n", "1", "-o", "few.xlsx")
 
 
+@pytest.mark.heavy
 def test_import_takes_valid_rows_and_names_the_others(data: Path) -> None:
     invoke("review", "export", "-n", "10", "-o", "week.xlsx")
     assert fail("review", "import", "week.xlsx") is Code.NO_ROWS

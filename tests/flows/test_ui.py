@@ -91,6 +91,7 @@ def test_ui_shows_artifacts_to_holders_of_key(browser: BrowserContext) -> None:
     expect(page.get_by_role("heading", name="Model card")).to_be_visible()  # its text, and no link to a file
 
 
+@pytest.mark.soak(twin="test_up_printed_command_runs_deployment_and_cancels")
 def test_ui_runs_deployment(browser: BrowserContext) -> None:
     page = browser.new_page()
     log_in(page)

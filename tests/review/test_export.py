@@ -116,6 +116,7 @@ def test_export_names_heading_and_page_of_sources(data: Path) -> None:
     assert cells["contexts"] == "[1] fees#1 (Gold › Fees, page 3)\nt"
 
 
+@pytest.mark.heavy
 def test_export_leaves_out_a_review_too_long_for_a_cell(data: Path) -> None:
     first, _ = export(data, 40)
     words = verdict(days=60, ideal_answer="\N{PILE OF POO}" * 20_000, inclusion_probability=0.2)

@@ -176,6 +176,7 @@ def test_draw_sample_is_independent_of_row_order() -> None:
     assert set(draw_sample(frame, 100, 1.0, 1).rows.index) != set(draw_sample(frame, 100, 1.0, 2).rows.index)
 
 
+@pytest.mark.heavy
 @given(st.integers(2, 30), st.sampled_from([0.0, 0.1, 0.33, 0.5, 1.0]), st.integers(2, 8))
 @settings(max_examples=20)
 def test_draw_sample_larger_extends_smaller_for_any_share(size: int, share: float, withheld_every: int) -> None:

@@ -55,6 +55,7 @@ def load(tmp_path: Path, answers: ProjectAnswers, monkeypatch: pytest.MonkeyPatc
     return load_study(file, StudySource(project=tmp_path), {}, settings, None)
 
 
+@pytest.mark.heavy
 def test_project_without_ideal_answers_takes_the_labels(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -260,6 +260,7 @@ def list_flagged(found: Contradictions) -> list[tuple[str, str | None]]:
     return [(one.person, one.batch) for one in found.flagged]
 
 
+@pytest.mark.heavy
 def test_find_contradictions_flipped_batch_with_user() -> None:
     for seed in range(5):
         rows, given, users = Crowd(seed=seed).draw_rows()

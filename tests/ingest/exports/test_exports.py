@@ -237,6 +237,7 @@ def write_table(file: Path, *records: dict[str, Any]) -> str:
     return str(file)
 
 
+@pytest.mark.heavy
 def test_export_of_each_file_format_gives_the_same_rows(tmp_path: Path) -> None:
     records = [score("s-1", "user-feedback", 1), score("s-2", "user-feedback", 0, traceId="t-2")]
     files = [[write_table(tmp_path / name, *records)] for name in ("a.csv", "b.parquet", "c.json")]

@@ -237,6 +237,7 @@ TYPED: dict[str, Any] = {
 """Rows that people can cause by typing, each to be refused."""
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("typed", TYPED.values(), ids=TYPED)
 def test_ingest_typed_error_rejects_its_row_never_the_batch(tmp_path: Path, typed: dict[str, Any]) -> None:
     for rows in ([row(), typed], [typed]):
@@ -489,6 +490,7 @@ def test_replace_row_that_fails_leaves_the_stored_one(stored: Path) -> None:
     assert {name: text for name, text in bytes_of(stored).items() if "quarantine" not in name} == before
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("days", "count"), [(-1, 1), (1.5, 0)])
 def test_replace_time_must_fit_the_stored_feedback(stored: Path, days: float, count: int) -> None:
     moved = row(asked_at=later(days).isoformat())

@@ -267,6 +267,7 @@ def test_engine_releases_keys_and_values(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not plans[0].kv_cache and not plans[0].results
 
 
+@pytest.mark.heavy
 def test_engine_releases_batches_without_a_collection() -> None:
     """A server collects seldom: what waits for it, with masks as large as the square of a prompt, adds up."""
     engine = Engine(LLAMA, 4096, packed=True)

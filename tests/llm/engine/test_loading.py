@@ -113,6 +113,7 @@ def test_load_model_runs_no_code_of_a_folder(
         (copy / name).write_text(before)
 
 
+@pytest.mark.heavy
 def test_loaders_never_trust_remote_code() -> None:
     loaders = ("from_pretrained", "SentenceTransformer")
     calls = [

@@ -402,6 +402,7 @@ def is_equal(one: Any, other: Any) -> bool:
     return torch.equal(one, other)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("packed", [True, False])
 def test_pauses_reading_other_passes_changes_no_result(packed: bool) -> None:
     engine = Engine(shared_model("llama"), 64, packed)

@@ -50,6 +50,7 @@ def test_pair_classifier_reads_cls_of_the_whole_encoder(folder: Path, settings: 
     assert abs(float(logits.diff())) > 0.2
 
 
+@pytest.mark.heavy
 def test_cross_encoder_learns_which_chunks_support(scorer: CrossEncoder) -> None:
     """The score is that of the best chunk."""
     untouched = torch.get_rng_state()
@@ -69,6 +70,7 @@ def test_cross_encoder_learns_which_chunks_support(scorer: CrossEncoder) -> None
     assert isinstance(fitted, RunsModel) and fitted.estimate_forward_tokens(ANSWERS) == 0
 
 
+@pytest.mark.heavy
 def test_cross_encoder_reads_training_pairs_once(scorer: CrossEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
     read, encode = [], PairEncoder._encode_batch
     monkeypatch.setattr(PairEncoder, "_encode_batch", lambda self, pairs: read.extend(pairs) or encode(self, pairs))

@@ -187,6 +187,7 @@ def test_writer_scores_rank_answers_and_refusals_separately() -> None:
     assert auroc(list_truth(test)[refusal], found[refusal]) > 0.85, "where a high mark means an incorrect one"
 
 
+@pytest.mark.heavy
 def test_writer_scores_other_scales_are_ranked_apart() -> None:
     shifts: dict[str, Change] = {
         "m@2": lambda name, value: 100 / (1 + np.exp(-value)),

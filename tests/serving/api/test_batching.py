@@ -125,6 +125,7 @@ async def test_batcher_decisions_run_first_and_in_pauses() -> None:
     assert answers.read == ["a"] * 50 + ["b"] * 50 and len(decisions.threads) == 1
 
 
+@pytest.mark.heavy
 async def test_batcher_cancelled_batch_ends_in_its_pause() -> None:
     batcher, answers = Batcher(10, 100, 100), Pausing()
     tasks = [asyncio.create_task(batcher.run("a", answers.run, text, caller="ann")) for text in ("x", "y", "z")]

@@ -42,6 +42,7 @@ def test_push_forbidden_by_origin_raises_other_error(workspace: Plain) -> None:
     assert not isinstance(refused.value, OriginMoved)
 
 
+@pytest.mark.heavy
 def test_hold_lock_second_waits(tmp_path: Path) -> None:
     file = tmp_path / "workspace.lock"
     second_has_it, done = threading.Event(), threading.Event()

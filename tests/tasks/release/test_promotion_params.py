@@ -1,4 +1,5 @@
 import json
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
@@ -44,7 +45,7 @@ def project(
     with pytest.MonkeyPatch.context() as monkeypatch:
         for key, value in project.environment.items():
             monkeypatch.setenv(key, value)
-        monkeypatch.setenv("PATH", f"{project.commands}:{project.environment['PATH']}")
+        monkeypatch.setattr(sys, "executable", str(project.commands / "python"))  # the `dvc` beside it is found
         monkeypatch.chdir(project.root)
         with open_workspace() as workspace:
             workspace.dvc("repro", "--quiet")

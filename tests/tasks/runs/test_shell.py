@@ -120,6 +120,7 @@ def origin(tmp_path: Path) -> Iterator[Origin]:
         serving.shutdown()
 
 
+@pytest.mark.heavy
 def test_git_origin_token_is_sent_and_hidden(origin: Origin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ABSTAIN_ORIGIN", origin.url)
     url = load_settings().origin
