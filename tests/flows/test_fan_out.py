@@ -182,7 +182,6 @@ def never_end(name: str, features: str) -> None:
 hanging = task(name="hanging")(never_end)
 
 
-@pytest.mark.soak(twin="test_run_ends_with_its_process_and_descendants")
 def test_process_runner_stopped_leaves_no_process(
     prefect_server: str, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

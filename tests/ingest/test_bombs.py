@@ -108,7 +108,7 @@ def write(folder: Path) -> None:
     (folder / "z.jsonl").write_text(json.dumps(row("good")))
 
 
-def write_more(folder: Path) -> None:
+def write_alike(folder: Path) -> None:
     """Write the bombs of `ALIKE`."""
     large, chain = share("x" * 16_000_000), ["x" * 1_000_000 + str(at) for at in range(400)]
     items = pa.StructArray.from_arrays([share("a#1"), large], ["chunk_id", "text"])
@@ -134,6 +134,7 @@ ALIKE = (
     *("lines.jsonl.gz", "line.csv.gz", "sexagesimal.md", "zip.docx"),
 )
 """Bombs of memory and of processor time in other formats: `make soak` reads them."""
+SOAK = pytest.mark.soak(twin="test_ingest_bomb_is_rejected_by_its_limit")
 TOO_COSTLY = ("dictionary.parquet", "blank.jsonl.gz", "merged.md", *ALIKE)
 REFUSED = dict.fromkeys(TOO_COSTLY, "A111 file: to read it takes more than") | {
     "text.parquet": "A111",
@@ -184,7 +185,7 @@ def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     (folder / "inbox").mkdir()
     write(folder / "inbox")
     if any(item.module is request.module and "soak" in item.keywords for item in request.session.items):
-        write_more(folder / "inbox")
+        write_alike(folder / "inbox")
     done = subprocess.run(
         [sys.executable, "-m", "tests.ingest.test_bombs", str(folder)],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -197,15 +198,7 @@ def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.soak(twin="test_ingest_bomb_is_rejected_by_its_limit"))
-        if name in ALIKE
-        else name
-        for name in REFUSED
-    ],
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=SOAK if name in ALIKE else ()) for name in REFUSED])
 def test_ingest_bomb_is_rejected_by_its_limit(outcome: dict[str, Any], name: str) -> None:
     refused = outcome["reasons"][name]
     assert any(REFUSED[name] in reasons for reasons in refused), refused[:3]
@@ -213,8 +206,11 @@ def test_ingest_bomb_is_rejected_by_its_limit(outcome: dict[str, Any], name: str
 
 
 @pytest.mark.heavy
-def test_ingest_with_bombs_accepts_the_good_row_and_reads_once(outcome: dict[str, Any]) -> None:
-    assert outcome["reasons"].keys() - {*ALIKE} == {*REFUSED, "tables.md", "z.jsonl"} - {*ALIKE}
+@pytest.mark.parametrize("left_out", [ALIKE, pytest.param((), marks=SOAK)], ids=["each limit", "each format"])
+def test_ingest_with_bombs_accepts_the_good_row_and_reads_once(
+    outcome: dict[str, Any], left_out: tuple[str, ...]
+) -> None:
+    assert outcome["reasons"].keys() | {*left_out} == {*REFUSED, "tables.md", "z.jsonl"}
     first, second = outcome["counts"]
     assert outcome["reasons"]["z.jsonl"] == [] and first["accepted"] >= 1
     assert second == {"read": 0, "accepted": 0, "refused": 0}
