@@ -17,6 +17,6 @@ def headless() -> Iterator[Browser]:
         missing = pytest.fail if os.environ.get("CI") else pytest.skip
         missing("there is no `chromium` on PATH to look at pages with: apt-get install chromium")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         yield browser
         browser.close()

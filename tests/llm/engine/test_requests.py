@@ -149,10 +149,10 @@ def test_generate_decodes_few_rows_with_equal_answers(monkeypatch: pytest.Monkey
     start = KVCacheDecoder.__init__
     monkeypatch.setattr(KVCacheDecoder, "__init__", lambda own, *of: widths.append(len(of[1])) or start(own, *of))
     prompts = {f"{n}": tiny_pass(context="c" * (60 + n))[PROMPT] for n in range(6)}
-    run(shared_model(), Generate(2, temperature=1.0, samples=20), prompts)
-    assert widths == [40, 40, 40]
+    run(shared_model(), Generate(2, temperature=1.0, samples=80), prompts)
+    assert widths == [160, 160, 160]
     widths.clear()
-    run(shared_model(), Generate(2), prompts, tokens=30)  # eight batches of 30 tokens: two prompts or three
+    run(shared_model(), Generate(2), prompts, tokens=15)  # sixteen batches of 15 tokens: two prompts or three
     assert len(widths) >= 2 and sum(widths) == 6
     prompts = {key: pass_[PROMPT] for key, pass_ in tiny_passes().items()}
     together = run(shared_model(), Generate(6), prompts)

@@ -31,10 +31,10 @@ from abstain.llm.engine.requests import (
 )
 from abstain.llm.engine.tokenization import encode_prompt
 
-ENGINE_VERSION = "forest-3"
+ENGINE_VERSION = "forest-4"
 """Change it with every edit that changes the last bits of a result: it is part of every cache key."""
 Result = Tensor | list[GeneratedText]
-DECODE_BATCHES = 8
+DECODE_BATCHES = 16
 """Number of batches whose tokens may wait, with their keys and values, to be decoded side by side."""
 
 

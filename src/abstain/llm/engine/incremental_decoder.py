@@ -19,7 +19,7 @@ from abstain.llm.engine.attention import KeysValues, packed_attention, shared_pr
 from abstain.llm.engine.decoder import Decoder, Hook
 from abstain.llm.engine.requests import ConstrainedGenerate, Generate
 
-DECODE_ROWS = 32
+DECODE_ROWS = 128
 """Number of answers decoded side by side: a step reads all weights, however few rows it is for."""
 BEAM_ROWS = 256
 """Number of beams decoded side by side: a prompt has many, and each lives for a few tokens."""
@@ -60,12 +60,11 @@ class DecodingPrompt:
 
     @property
     def cached_tokens(self) -> int:
-        """The tokens whose keys and values are kept for it: those of its prompt, and those of its beams."""
-        if isinstance(self.operation, ConstrainedGenerate) and self.keys_values is not None:
-            return len(self.ids) + self.operation.beams * self.operation.max_new_tokens
-        return len(self.ids) * (
-            self.operation.beams if isinstance(self.operation, ConstrainedGenerate) else self.operation.samples
-        )
+        """The most tokens whose keys and values are kept for it: those of its prompt, and those written after it."""
+        is_beam_search = isinstance(self.operation, ConstrainedGenerate)
+        rows = self.operation.beams if isinstance(self.operation, ConstrainedGenerate) else self.operation.samples
+        prompt_copies = 1 if is_beam_search and self.keys_values is not None else rows
+        return prompt_copies * len(self.ids) + rows * self.operation.max_new_tokens
 
 
 class KVCacheDecoder:

@@ -155,8 +155,7 @@ class ConstrainedGenerate:
     highest mean log-probability of a token. The text may be in lower or upper case, or capitalized.
 
     Result: token and log-probability of every step, (steps, 2), float32, including EOS if it ended the answer. There
-        are
-    no steps if the text has more than `max_new_tokens` tokens in every form.
+    are no steps if the text has more than `max_new_tokens` tokens in every form.
 
     Attributes:
         beams: Number of beams.
