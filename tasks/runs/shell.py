@@ -25,7 +25,7 @@ SUPERVISOR = [sys.executable, "-I", "-S", str(Path(__file__).with_name("supervis
 
 QUIET = {
     # Threads that wait for each other spin for microseconds, then sleep: longer would burn cores on a busy machine, and
-    # to sleep at once makes small operations of a base model half as fast.
+    # to sleep at once makes a beam search take half as long again.
     "GOMP_SPINCOUNT": "3000",
     "DO_NOT_TRACK": "1",
     "DVC_NO_ANALYTICS": "1",

@@ -49,22 +49,20 @@ class DecodingPrompt:
     target: str = ""
 
     @property
+    def rows(self) -> int:
+        """The number of its answers, or of the beams of its one answer."""
+        return self.operation.beams if isinstance(self.operation, ConstrainedGenerate) else self.operation.samples
+
+    @property
     def batch_share(self) -> float:
         """The share of a full decoding batch that the prompt takes up."""
-        rows, capacity = (
-            (self.operation.beams, BEAM_ROWS)
-            if isinstance(self.operation, ConstrainedGenerate)
-            else (self.operation.samples, DECODE_ROWS)
-        )
-        return rows / capacity
+        return self.rows / (BEAM_ROWS if isinstance(self.operation, ConstrainedGenerate) else DECODE_ROWS)
 
     @property
     def cached_tokens(self) -> int:
         """The most tokens whose keys and values are kept for it: those of its prompt, and those written after it."""
-        is_beam_search = isinstance(self.operation, ConstrainedGenerate)
-        rows = self.operation.beams if isinstance(self.operation, ConstrainedGenerate) else self.operation.samples
-        prompt_copies = 1 if is_beam_search and self.keys_values is not None else rows
-        return prompt_copies * len(self.ids) + rows * self.operation.max_new_tokens
+        is_shared = isinstance(self.operation, ConstrainedGenerate) and self.keys_values is not None
+        return len(self.ids) * (1 if is_shared else self.rows) + self.rows * self.operation.max_new_tokens
 
 
 class KVCacheDecoder:
