@@ -171,7 +171,6 @@ def open_doors(
     """Put the release of a case into production, behind every door."""
     for name in ("HOME", "DEVICE", "DTYPE"):
         monkeypatch.setenv(f"ABSTAIN_{name}", str(getattr(settings, name.lower())))
-    monkeypatch.setenv("GOMP_SPINCOUNT", "3000")
     monkeypatch.setattr(cli, "_prepare_environment", lambda: None)
     folder = tmp_path / "releases" / "v1.0.0"
     monkeypatch.setattr("abstain_tasks.release.bundles.fetch_production", lambda: (folder, None))
