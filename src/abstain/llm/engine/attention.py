@@ -197,39 +197,36 @@ def _attend_by_matmul(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: floa
 def shared_prompt_attention(
     q: Tensor,
     prompt_kv: tuple[Tensor, Tensor],
+    hidden: Tensor,
     row_kv: tuple[Tensor, Tensor],
-    window: int | None,
     softcap: float | None,
 ) -> Tensor:
-    """Compute the attention of one query per row over a prompt that all rows share and over the row's own tokens.
-
-    The last of a row's own tokens is the query's.
+    """Compute the attention of one query per row over a prompt that several rows share and over the row's own tokens.
 
     Args:
-        q: Scaled queries, (heads, rows, head width).
-        prompt_kv: Keys and values of the prompt, each (key/value heads, tokens, head width).
-        row_kv: Keys and values of each row's own tokens, each (rows, key/value heads, tokens, head width).
-        window: Number of tokens that a query may see, itself included; None for all.
+        q: Scaled queries, (prompts, rows, heads, head width).
+        prompt_kv: Keys and values of the prompts, each (prompts, key/value heads, tokens, head width).
+        hidden: Whether a token of a prompt is not seen, (prompts, tokens).
+        row_kv: Keys and values of each row's own tokens, each (prompts, rows, key/value heads, tokens, head width).
         softcap: Bound of the scores, which are squashed by tanh; None for no bound.
 
     Returns:
         The attention output, shaped like `q`.
     """
-    low = prompt_kv[0].shape[1] + row_kv[0].shape[2] - window if window else 0
-    prompt_start, row_start = max(low, 0), max(low - prompt_kv[0].shape[1], 0)
-    prompt_keys, prompt_values = (tensor[:, prompt_start:] for tensor in prompt_kv)
-    keys, values = (tensor[:, :, row_start:] for tensor in row_kv)
-    (heads, rows, width), groups, shared = q.shape, prompt_keys.shape[0], prompt_keys.shape[1]
-    query = q.view(groups, heads // groups, rows, width)
-    prompt_scores = torch.bmm(query.reshape(groups, -1, width), prompt_keys.transpose(1, 2))
-    row_scores = torch.matmul(query.permute(2, 0, 1, 3), keys.transpose(2, 3))  # (rows, groups, heads a group, tokens)
-    scores = torch.cat([prompt_scores.view(groups, -1, rows, shared), row_scores.permute(1, 2, 0, 3)], -1)
+    (prompt_keys, prompt_values), (keys, values) = prompt_kv, row_kv
+    groups, n_shared = prompt_keys.shape[1:3]
+    query = q.unflatten(2, (groups, -1))  # (prompts, rows, groups, heads a group, head width)
+    by_prompt = query.permute(0, 2, 3, 1, 4)
+    prompt_scores = by_prompt.flatten(2, 3) @ prompt_keys.mT
+    row_scores = (query @ keys.mT).permute(0, 2, 3, 1, 4)
+    scores = torch.cat([prompt_scores.view(*by_prompt.shape[:-1], n_shared), row_scores], -1)
     if softcap is not None:
         scores = torch.tanh(scores / softcap) * softcap
+    scores[..., :n_shared].masked_fill_(hidden[:, None, None, None], float("-inf"))
     weights = scores.softmax(-1)
-    out = torch.bmm(weights[..., :shared].reshape(groups, -1, shared), prompt_values).view(groups, -1, rows, width)
-    out = out + torch.matmul(weights[..., shared:].permute(2, 0, 1, 3), values).permute(1, 2, 0, 3)
-    return out.reshape(heads, rows, width)
+    out = (weights[..., :n_shared].flatten(2, 3) @ prompt_values).view(by_prompt.shape).permute(0, 3, 1, 2, 4)
+    out = out + weights[..., n_shared:].permute(0, 3, 1, 2, 4) @ values
+    return out.flatten(2, 3)
 
 
 class AttentionBackend(Protocol):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -32,11 +33,13 @@ class Beam:
     Attributes:
         tokens: Token ids so far, including an EOS that ended the answer.
         log_probs: Log-probability of each token.
+        overlaps: For each form of the text, the number of its first tokens that end `tokens`.
         missing_tokens: Number of tokens of the text that are still missing.
     """
 
     tokens: tuple[int, ...] = ()
     log_probs: tuple[float, ...] = ()
+    overlaps: tuple[int, ...] = ()
     missing_tokens: int = 0
 
     @property
@@ -85,14 +88,19 @@ def beam_search(decoder: Decoder, prompts: Sequence[DecodingPrompt], eos: int | 
         state = rows.read_final([token for _, token in continuations])
 
 
+_Candidate = tuple[float, int, int, tuple[int, ...], int, float]
+"""Sum of log-probabilities, row and new token of a continuation; its overlaps, missing tokens and log-probability."""
+
+
 class _Search:
     """The beams of one prompt. There are none if no form of the text fits into the answer."""
 
     def __init__(self, phrases: Sequence[tuple[int, ...]], operation: ConstrainedGenerate, eos: int | None) -> None:
         self._phrases, self._operation, self._eos = phrases, operation, eos
         self._phrase_tokens = sorted({token for phrase in phrases for token in phrase})
-        self._shortest_length = min(map(len, phrases))
-        self.beams = [Beam(missing_tokens=self._shortest_length)]
+        self._columns = {token: column for column, token in enumerate(self._phrase_tokens)}
+        self._progress: dict[tuple[tuple[int, ...], int], tuple[tuple[int, ...], int]] = {}
+        self.beams = [Beam(overlaps=(0,) * len(phrases), missing_tokens=min(map(len, phrases)))]
         self._best: Beam | None = None
 
     def step(self, log_p: Tensor) -> list[tuple[int, int]]:
@@ -107,21 +115,21 @@ class _Search:
         chosen = _select_across_banks(self._candidates(log_p), self._operation.beams)
         parents = self.beams
         self.beams = [
-            Beam((*parents[row].tokens, token), (*parents[row].log_probs, value), missing_tokens)
-            for _, row, token, missing_tokens, value in chosen
+            Beam((*parents[row].tokens, token), (*parents[row].log_probs, value), overlaps, missing_tokens)
+            for _, row, token, overlaps, missing_tokens, value in chosen
         ]
         if self._is_over():
             self.beams = []
             return []
-        return [(row, token) for _, row, token, _, _ in chosen]
+        return [(row, token) for _, row, token, *_ in chosen]
 
     def result(self) -> Tensor:
         """Return token and log-probability of each step of the best beam, (steps, 2); (0, 2) if there is none."""
         best = self._best or Beam()
         return torch.tensor([best.tokens, best.log_probs], dtype=torch.float32).T.contiguous()
 
-    def _candidates(self, log_p: Tensor) -> list[tuple[float, int, int, int, float]]:
-        """List the continuations: sum of log-probabilities, row, token, missing tokens and log-probability of each.
+    def _candidates(self, log_p: Tensor) -> list[_Candidate]:
+        """List the continuations.
 
         Every beam is continued by its likeliest tokens and by those that take it further in a phrase. Beams that end
         with EOS are compared with the best answer here.
@@ -131,32 +139,36 @@ class _Search:
         phrase_log_p = log_p[:, self._phrase_tokens].tolist()
         candidates = []
         for row, beam in enumerate(self.beams):
-            total = sum(beam.log_probs)
+            total, room = sum(beam.log_probs), self._operation.max_new_tokens - len(beam.tokens) - 1
             tokens = dict(zip(likeliest[row], values[row], strict=True))
             if beam.missing_tokens:
-                next_tokens = {phrase[_overlap_length(beam.tokens, phrase)] for phrase in self._phrases}
-                phrase_pairs = zip(self._phrase_tokens, phrase_log_p[row], strict=True)
-                tokens.update((token, value) for token, value in phrase_pairs if token in next_tokens)
+                for phrase, length in zip(self._phrases, beam.overlaps, strict=True):
+                    tokens[phrase[length]] = phrase_log_p[row][self._columns[phrase[length]]]
             for token, value in tokens.items():
                 if token == self._eos:
                     if not beam.missing_tokens:
                         self._finish(Beam((*beam.tokens, token), (*beam.log_probs, value)))
                     continue
-                missing_tokens = self._count_missing(beam, token)
-                if len(beam.tokens) + 1 + missing_tokens <= self._operation.max_new_tokens:
-                    candidates.append((total + value, row, token, missing_tokens, value))
+                overlaps, missing_tokens = self._advance(beam, token) if beam.missing_tokens else ((), 0)
+                if missing_tokens <= room:
+                    candidates.append((total + value, row, token, overlaps, missing_tokens, value))
         return candidates
 
-    def _count_missing(self, beam: Beam, token: int) -> int:
-        """Return the number of tokens that are missing until `beam` with `token` contains a phrase."""
-        if not beam.missing_tokens:
-            return 0
-        if token not in self._phrase_tokens:
-            return self._shortest_length
-        tokens = (*beam.tokens, token)
-        if any(tokens[-len(phrase) :] == phrase for phrase in self._phrases):
-            return 0
-        return min(len(phrase) - _overlap_length(tokens, phrase) for phrase in self._phrases)
+    def _advance(self, beam: Beam, token: int) -> tuple[tuple[int, ...], int]:
+        """Return the overlaps and the number of missing tokens of a beam after one more token.
+
+        They depend on the beam's tokens through its overlaps only, and are the same after all tokens of no phrase.
+        """
+        token = token if token in self._columns else -1
+        key = (beam.overlaps, token)
+        if key not in self._progress:
+            overlaps = tuple(
+                _overlap_length((*phrase[:length], token), phrase)
+                for phrase, length in zip(self._phrases, beam.overlaps, strict=True)
+            )
+            missing_tokens = min(len(phrase) - length for phrase, length in zip(self._phrases, overlaps, strict=True))
+            self._progress[key] = overlaps, missing_tokens
+        return self._progress[key]
 
     def _is_over(self) -> bool:
         """Return whether no beam continues or can become better.
@@ -177,13 +189,11 @@ class _Search:
             self._best = beam
 
 
-def _select_across_banks(
-    candidates: Sequence[tuple[float, int, int, int, float]], size: int
-) -> list[tuple[float, int, int, int, float]]:
+def _select_across_banks(candidates: Sequence[_Candidate], size: int) -> list[_Candidate]:
     """Return the best `size` of `candidates`, taken in turns from the banks of equally many missing tokens."""
-    banks: dict[int, list[tuple[float, int, int, int, float]]] = {}
-    for candidate in sorted(candidates, key=lambda candidate: -candidate[0]):
-        banks.setdefault(candidate[3], []).append(candidate)
+    banks: dict[int, list[_Candidate]] = {}
+    for candidate in sorted(candidates, key=itemgetter(0), reverse=True):
+        banks.setdefault(candidate[4], []).append(candidate)
     ordered = [banks[missing_tokens] for missing_tokens in sorted(banks)]
     interleaved = [bank[rank] for rank in range(size) for bank in ordered if rank < len(bank)]
     return interleaved[:size]
@@ -214,4 +224,4 @@ def get_token_forms(tokenizer: object, text: str) -> list[tuple[int, ...]]:
 
 def _overlap_length(tokens: tuple[int, ...], phrase: tuple[int, ...]) -> int:
     """Return the length of the longest end of `tokens` that is a beginning of `phrase`."""
-    return next(n for n in range(min(len(phrase) - 1, len(tokens)), -1, -1) if tokens[len(tokens) - n :] == phrase[:n])
+    return next(n for n in range(min(len(phrase), len(tokens)), -1, -1) if tokens[len(tokens) - n :] == phrase[:n])

@@ -31,7 +31,7 @@ from abstain.llm.engine.requests import (
 )
 from abstain.llm.engine.tokenization import encode_prompt
 
-ENGINE_VERSION = "forest-4"
+ENGINE_VERSION = "forest-5"
 """Change it with every edit that changes the last bits of a result: it is part of every cache key."""
 Result = Tensor | list[GeneratedText]
 DECODE_BATCHES = 16

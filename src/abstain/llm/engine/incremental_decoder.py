@@ -87,11 +87,7 @@ class KVCacheDecoder:
             padded = torch.tensor([[0] * (width - len(row)) + row for row in ids])
             self._forward(padded, (self._mask.cumsum(1) - 1).clamp_min(0))
             return
-        for layer in range(decoder.n_layers):
-            parts = [row[layer] for row in packed]
-            keys, values = (
-                torch.stack([pad(part[i], (0, 0, width - part[i].shape[1], 0)) for part in parts]) for i in (0, 1)
-            )
+        for layer, (keys, values) in enumerate(_pad_keys_values(packed)):
             self._cache.update(keys, values, layer)
 
     def read(self, tokens: Sequence[int], hooks: set[Hook]) -> dict[Hook, Tensor]:
@@ -146,7 +142,7 @@ class KVCacheDecoder:
 
 
 class SharedPromptDecoder:
-    """Beams that continue prompts whose keys and values are never copied. Rows of one prompt are adjacent.
+    """Beams that continue prompts: all beams of a prompt read the same keys and values of it. They are adjacent rows.
 
     Args:
         decoder: Decoder of the base model.
@@ -155,24 +151,27 @@ class SharedPromptDecoder:
 
     def __init__(self, decoder: Decoder, keys_values: Sequence[KeysValues]) -> None:
         self._decoder = decoder
-        self._prompts = keys_values
-        self._prompt_indices = list(range(len(keys_values)))
+        self._prompt_kv = _pad_keys_values(keys_values)
+        self._lengths = torch.tensor([layers[0][0].shape[1] for layers in keys_values], device=decoder.device)
+        self._prompt_indices = torch.arange(len(keys_values), device=decoder.device)  # of each row
         self._beam_kv: KeysValues = []  # layer by layer, (rows, key/value heads, tokens read here, head width)
         self._n_read = 0
+        self._group_rows()
 
     def select(self, rows: Sequence[int]) -> None:
         """Continue with a selection of the rows."""
-        self._prompt_indices = [self._prompt_indices[row] for row in rows]
         index = torch.tensor(rows, device=self._decoder.device)
         self._beam_kv = [(keys[index], values[index]) for keys, values in self._beam_kv]
+        prompts, self._prompt_indices = self._prompt_indices[index].unique(return_inverse=True)
+        if len(prompts) < len(self._lengths):
+            self._prompt_kv = [(keys[prompts], values[prompts]) for keys, values in self._prompt_kv]
+            self._lengths = self._lengths[prompts]
+        self._group_rows()
 
     def read_final(self, tokens: Sequence[int]) -> Tensor:
         """Run one more token of every row and return its final states, (rows, d)."""
-        lengths = [layers[0][0].shape[1] for layers in self._prompts]
-        ids, positions = (
-            torch.tensor([row], device=self._decoder.device)
-            for row in (list(tokens), [lengths[prompt] + self._n_read for prompt in self._prompt_indices])
-        )
+        ids = torch.tensor([tokens], device=self._decoder.device)
+        positions = (self._lengths[self._prompt_indices] + self._n_read)[None]
         with self._decoder.lock, packed_attention(self._decoder.config, self):
             self._decoder.count_forward(len(tokens), self._decoder.n_layers, len(tokens))
             output = self._decoder.loaded.model.base_model(input_ids=ids, position_ids=positions, use_cache=False)
@@ -193,12 +192,34 @@ class SharedPromptDecoder:
             self._beam_kv[layer] = keys, values
         else:
             self._beam_kv.append((keys, values))
-        out = q.new_empty(q.shape[1], q.shape[0], v.shape[2]).transpose(0, 1)
-        offset = 0
-        for prompt in dict.fromkeys(self._prompt_indices):
-            span = slice(offset, offset + self._prompt_indices.count(prompt))
-            prompt_kv = self._prompts[prompt][layer]
-            beam_kv = keys[span], values[span]
-            out[:, span] = shared_prompt_attention(q[:, span] * scale, prompt_kv, beam_kv, window, softcap)
-            offset = span.stop
-        return out
+        n_own, width = keys.shape[2], self._prompt_kv[layer][0].shape[2]
+        lengths = self._lengths.clamp_max(max(window - n_own, 0)) if window else self._lengths
+        hidden = torch.arange(width, device=q.device) < width - lengths[:, None]
+        visible = slice(-window if window else None, None)
+        out = shared_prompt_attention(
+            q=(q * scale).transpose(0, 1)[self._rows],
+            prompt_kv=self._prompt_kv[layer],
+            hidden=hidden,
+            row_kv=(keys[self._rows, :, visible], values[self._rows, :, visible]),
+            softcap=softcap,
+        )
+        return out[self._is_row].transpose(0, 1)
+
+    def _group_rows(self) -> None:
+        """Lay the rows out by prompt: `_rows`, (prompts, most rows of a prompt), where `_is_row`; elsewhere row 0."""
+        counts = self._prompt_indices.bincount()
+        self._is_row = torch.arange(int(counts.max()), device=counts.device) < counts[:, None]
+        self._rows = torch.zeros_like(self._is_row, dtype=torch.long)
+        self._rows[self._is_row] = torch.arange(len(self._prompt_indices), device=counts.device)
+
+
+def _pad_keys_values(keys_values: Sequence[KeysValues]) -> KeysValues:
+    """Stack the keys and values of prompts, padded on the left: (prompts, key/value heads, tokens, head width)."""
+    width = max(layers[0][0].shape[1] for layers in keys_values)
+    return [
+        (
+            torch.stack([pad(keys, (0, 0, width - keys.shape[1], 0)) for keys, _ in layer]),
+            torch.stack([pad(values, (0, 0, width - values.shape[1], 0)) for _, values in layer]),
+        )
+        for layer in zip(*keys_values, strict=True)
+    ]
