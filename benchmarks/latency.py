@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import typer
@@ -56,11 +56,23 @@ from abstain_tasks.runs.workspace import open_workspace
 from abstain_tasks.training.retrain_cost import read_labelled
 
 app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
-Run = Callable[[Interaction], object]
 Key = TypeVar("Key")
 PERTURBATION = "perturbation"
 MIN_P99_TIMES = 100
 """With fewer times, the 99th percentile is the longest of them."""
+
+
+@dataclass(frozen=True)
+class TimedRun:
+    """What is timed for an answer.
+
+    Attributes:
+        run: Computes everything that the answer needs.
+        parts: Names of runs that were timed before and share nothing with this one: their times are added.
+    """
+
+    run: Callable[[Interaction], object]
+    parts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -87,7 +99,8 @@ def measure_latencies(
 
     Timed are the exported probe and every other site of the ablation grid; each scorer of `scorers.enabled` except
     `writer`, which reads nothing; `perturbation` of the context if there is one, and `regressors`, which read it
-    afterwards; and each fusion, all of its parts together without the perturbation.
+    afterwards; and each fusion: what its parts read in common, and its parts with a model of their own, without the
+    perturbation.
 
     Args:
         params: Parameters of the project.
@@ -109,7 +122,7 @@ def measure_site_latencies(
 ) -> dict[ProbeSite, Latency]:
     """Time the answers of `rows`, one by one, for a probe at each of `sites`; see `measure_latencies`."""
 
-    def make_runs(params: Params, settings: Settings, rows: Sequence[Interaction]) -> dict[ProbeSite, Run]:
+    def make_runs(params: Params, settings: Settings, rows: Sequence[Interaction]) -> dict[ProbeSite, TimedRun]:
         return {
             site: _make_engine_run(params, settings, _make_work((site.make_feature_request(params.llm),)))
             for site in sites
@@ -122,7 +135,7 @@ def _measure(
     params: Params,
     settings: Settings,
     rows: Sequence[Interaction],
-    make_runs: Callable[[Params, Settings, Sequence[Interaction]], dict[Key, Run]],
+    make_runs: Callable[[Params, Settings, Sequence[Interaction]], dict[Key, TimedRun]],
     progress: OnProgress,
 ) -> dict[Key, Latency]:
     source = FeatureSource(params.llm, settings)
@@ -134,15 +147,16 @@ def _measure(
         )
     with tempfile.TemporaryDirectory() as folder:
         runs = make_runs(params, settings.model_copy(update={"features_url": folder}), rows)
-        latencies = {}
-        for index, (name, run) in enumerate(runs.items()):
+        times: dict[Any, list[float]] = {}
+        for index, (name, timed) in enumerate(runs.items()):
             progress(index, len(runs))
-            latencies[name] = Latency(tuple([_time_ms(run, row) for row in (rows[0], *rows)][1:]))
+            run_times = [_time_ms(timed.run, row) for row in (rows[0], *rows)][1:]
+            times[name] = [sum(row) for row in zip(run_times, *(times[part] for part in timed.parts), strict=True)]
         progress(len(runs), len(runs))
-        return latencies
+        return {name: Latency(tuple(values)) for name, values in times.items()}
 
 
-def _time_ms(run: Run, row: Interaction) -> float:
+def _time_ms(run: Callable[[Interaction], object], row: Interaction) -> float:
     start = time.perf_counter()
     run(row)
     return 1000 * (time.perf_counter() - start)
@@ -150,22 +164,22 @@ def _time_ms(run: Run, row: Interaction) -> float:
 
 def _make_engine_run(
     params: Params, settings: Settings, make_work: Callable[[Interaction], Sequence[FeatureWork]]
-) -> Run:
+) -> TimedRun:
     base = FeatureStore(params.llm.model, settings)
-    return lambda row: base.compute_uncached(expand_requests(params.llm, settings, make_work(row)))
+    return TimedRun(lambda row: base.compute_uncached(expand_requests(params.llm, settings, make_work(row))))
 
 
-def _make_runs(params: Params, settings: Settings, rows: Sequence[Interaction]) -> dict[str, Run]:
+def _make_runs(params: Params, settings: Settings, rows: Sequence[Interaction]) -> dict[str, TimedRun]:
     make_engine_run = partial(_make_engine_run, params, settings)
 
-    def make_scorer_run(scorer: Scorer) -> Run:
+    def make_scorer_run(scorer: Scorer) -> TimedRun:
         """Time a scorer with an auxiliary model, whose cached outputs are removed before each run."""
 
         def run(row: Interaction) -> None:
             shutil.rmtree(settings.features, ignore_errors=True)
             scorer.score(FeatureBatch([row], {}))
 
-        return run
+        return TimedRun(run)
 
     scorers = [
         replace(scorer, classifier=scorer.encoder.make_classifier()) if isinstance(scorer, CrossEncoder) else scorer
@@ -189,17 +203,16 @@ def _make_runs(params: Params, settings: Settings, rows: Sequence[Interaction]) 
         copies = conditions.perturber.perturb(rows)
         copies_by_id = {row.interaction_id: [[copy[i]] for copy in copies] for i, row in enumerate(rows)}
         if copies:
-            runs[PERTURBATION] = lambda row: conditions.perturber.compute_uncached([row])
+            runs[PERTURBATION] = TimedRun(lambda row: conditions.perturber.compute_uncached([row]))
         runs[REGRESSORS] = make_engine_run(under_conditions)
     components = list_components(params, scorers)
 
-    def make_fusion_run(names: Sequence[str]) -> Run:
+    def make_fusion_run(names: Sequence[str]) -> TimedRun:
         requests = tuple(dict.fromkeys(request for name in names for request in components[name]))
         reading = make_engine_run(
             lambda row: [([row], requests), *(under_conditions(row) if REGRESSORS in names else ())]
         )
-        all_runs = [reading, *(runs[name] for name in names if not components[name])]
-        return lambda row: [run(row) for run in all_runs]
+        return replace(reading, parts=tuple(name for name in names if not components[name]))
 
     return runs | {
         fusion: make_fusion_run(names) for fusion, names in list_fusions(params, scorers, components).items()
