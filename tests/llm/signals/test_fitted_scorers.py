@@ -39,7 +39,8 @@ class Memory:
     def fit(self, answers: FeatureBatch, labels: Labels) -> Self:
         if len(answers) < self.fewest:
             raise ScorerUnavailable(Code.TOO_FEW_LABELS, "too few")
-        return replace(self, weights=np.linalg.lstsq(noise(answers), labels.correct - 0.5, rcond=None)[0])
+        columns = noise(answers)
+        return replace(self, weights=columns.T @ np.linalg.solve(columns @ columns.T, labels.correct - 0.5))
 
     def score(self, answers: FeatureBatch) -> np.ndarray:
         return np.clip(noise(answers) @ self.weights + 0.5, 0, 1)
