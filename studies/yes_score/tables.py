@@ -98,12 +98,18 @@ def _get_outcomes(table: str, outcomes: Mapping[str, Outcome]) -> list[Outcome]:
     return [outcomes.get(title, Outcome()) for title in NEEDS[table]]
 
 
+def _select_kinds(result: Mapping[str, Any], variant: str) -> dict[str, Any]:
+    """Return the kinds of which there are responses, by what they are; without an ideal answer, three have none."""
+    return {
+        what: result["kinds"][kind] for kind, what in KINDS.items() if len(get_scores(result["kinds"][kind], variant))
+    }
+
+
 def _describe_kinds(result: Mapping[str, Any], variants: Sequence[str]) -> list[dict[str, Any]]:
     """Return for each variant and kind the number of responses, and where their scores peak."""
     rows = []
     for variant in variants:
-        for kind, what in KINDS.items():
-            content = result["kinds"][kind]
+        for what, content in _select_kinds(result, variant).items():
             scores = get_scores(content, variant)
             scored = scores[~np.isnan(scores)]
             row: dict[str, Any] = {"scorer": variant, "kind": what, "responses": len(scores), "scored": len(scored)}
@@ -118,7 +124,7 @@ def _describe_kinds(result: Mapping[str, Any], variants: Sequence[str]) -> list[
 def _draw_histograms(result: Mapping[str, Any], variants: Sequence[str]) -> dict[str, str]:
     return {
         f"histogram_{variant}.svg": draw_histogram(
-            {what: get_scores(result["kinds"][kind], variant) for kind, what in KINDS.items()}, variant
+            {what: get_scores(content, variant) for what, content in _select_kinds(result, variant).items()}, variant
         )
         for variant in variants
     }

@@ -18,6 +18,7 @@ from studies.yes_score import load_study
 from studies.yes_score.pairs import PAIRS, KindPair, compare_scores, compute_precision, make_pair
 from studies.yes_score.report import write_report
 from studies.yes_score.responses import (
+    KINDS,
     AnsweredQuestions,
     contains_answer,
     draw_span,
@@ -161,6 +162,7 @@ def test_yes_score_of_a_project_without_ideal_answers(tmp_path: Path, model: Pat
     result = study.scorer.score_kinds(data, lambda done, total: None)
     outcomes = {KINDS_PART: Outcome(result)}
     document, _ = tabulate(study.declared, data, ["kinds", "separation", "precision"], outcomes, None, "")
+    assert {row["kind"] for row in document["tables"]["kinds"]["rows"]} == {KINDS["generated"]}
     assert {row["pair"] for row in document["tables"]["separation"]["rows"]} == {PAIRS["generated"]}
     assert document["tables"]["precision"]["answers"] == 2
     assert "No review has an ideal answer" in write_report(document)
