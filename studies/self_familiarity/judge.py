@@ -139,7 +139,8 @@ class ExplanationJudge:
     def _make_error(self, reason: str) -> AbstainError:
         host = urlsplit(self.service.url).netloc
         return AbstainError(
-            Code.NO_SERVICE, f"the judge at {host} gave no score: {reason}: correct `judge` of the study's file, or it"
+            Code.NO_SERVICE,
+            f"the judge at {host} gave no score: {reason}: start it, or correct `judge` in the study's file",
         )
 
 
