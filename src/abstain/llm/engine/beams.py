@@ -64,14 +64,7 @@ def beam_search(decoder: Decoder, prompts: Sequence[DecodingPrompt], eos: int | 
         assert isinstance(prompt.operation, ConstrainedGenerate)
         searches.append(_Search(get_token_forms(decoder.loaded.tokenizer, prompt.target), prompt.operation, eos))
     state = torch.cat([prompt.state for prompt in prompts])
-    packed = [prompt.keys_values for prompt in prompts if prompt.keys_values is not None]
-    rows = (
-        SharedPromptDecoder(decoder, packed)
-        if len(packed) == len(prompts)
-        else KVCacheDecoder(decoder, [prompt.ids for prompt in prompts], [prompt.keys_values for prompt in prompts])
-    )
-    for prompt in prompts:
-        prompt.keys_values = None
+    rows = _make_rows(decoder, prompts)
     while True:
         continuations: list[tuple[int, int]] = []  # the row that each new beam continues, and its new token
         offset = 0
@@ -88,6 +81,19 @@ def beam_search(decoder: Decoder, prompts: Sequence[DecodingPrompt], eos: int | 
         state = rows.read_final([token for _, token in continuations])
 
 
+def _make_rows(decoder: Decoder, prompts: Sequence[DecodingPrompt]) -> SharedPromptDecoder | KVCacheDecoder:
+    """Make a decoder with a row for each prompt. It has a copy of their keys and values, which are released here."""
+    packed = [prompt.keys_values for prompt in prompts if prompt.keys_values is not None]
+    rows = (
+        SharedPromptDecoder(decoder, packed)
+        if len(packed) == len(prompts)
+        else KVCacheDecoder(decoder, [prompt.ids for prompt in prompts], [prompt.keys_values for prompt in prompts])
+    )
+    for prompt in prompts:
+        prompt.keys_values = None
+    return rows
+
+
 _Candidate = tuple[float, int, int, tuple[int, ...], int, float]
 """Sum of log-probabilities, row and new token of a continuation; its overlaps, missing tokens and log-probability."""
 
@@ -97,8 +103,8 @@ class _Search:
 
     def __init__(self, phrases: Sequence[tuple[int, ...]], operation: ConstrainedGenerate, eos: int | None) -> None:
         self._phrases, self._operation, self._eos = phrases, operation, eos
-        self._phrase_tokens = sorted({token for phrase in phrases for token in phrase})
-        self._columns = {token: column for column, token in enumerate(self._phrase_tokens)}
+        phrase_tokens = sorted({token for phrase in phrases for token in phrase})
+        self._columns = {token: column for column, token in enumerate(phrase_tokens)}
         self._progress: dict[tuple[tuple[int, ...], int], tuple[tuple[int, ...], int]] = {}
         self.beams = [Beam(overlaps=(0,) * len(phrases), missing_tokens=min(map(len, phrases)))]
         self._best: Beam | None = None
@@ -136,7 +142,7 @@ class _Search:
         """
         top = log_p.topk(min(2 * self._operation.beams, log_p.shape[1]), -1)
         likeliest, values = top.indices.tolist(), top.values.tolist()
-        phrase_log_p = log_p[:, self._phrase_tokens].tolist()
+        phrase_log_p = log_p[:, list(self._columns)].tolist()
         candidates = []
         for row, beam in enumerate(self.beams):
             total, room = sum(beam.log_probs), self._operation.max_new_tokens - len(beam.tokens) - 1

@@ -6,7 +6,7 @@ one prompt share the prompt's keys and values: each beam stores only those of it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -151,7 +151,7 @@ class SharedPromptDecoder:
 
     def __init__(self, decoder: Decoder, keys_values: Sequence[KeysValues]) -> None:
         self._decoder = decoder
-        self._prompt_kv = _pad_keys_values(keys_values)
+        self._prompt_kv = list(_pad_keys_values(keys_values))
         self._lengths = torch.tensor([layers[0][0].shape[1] for layers in keys_values], device=decoder.device)
         self._prompt_indices = torch.arange(len(keys_values), device=decoder.device)  # of each row
         self._beam_kv: KeysValues = []  # layer by layer, (rows, key/value heads, tokens read here, head width)
@@ -213,13 +213,12 @@ class SharedPromptDecoder:
         self._rows[self._is_row] = torch.arange(len(self._prompt_indices), device=counts.device)
 
 
-def _pad_keys_values(keys_values: Sequence[KeysValues]) -> KeysValues:
-    """Stack the keys and values of prompts, padded on the left: (prompts, key/value heads, tokens, head width)."""
+def _pad_keys_values(keys_values: Sequence[KeysValues]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield each layer's keys and values of all prompts, padded on the left: (prompts, heads, tokens, head width)."""
     width = max(layers[0][0].shape[1] for layers in keys_values)
-    return [
-        (
-            torch.stack([pad(keys, (0, 0, width - keys.shape[1], 0)) for keys, _ in layer]),
-            torch.stack([pad(values, (0, 0, width - values.shape[1], 0)) for _, values in layer]),
+    for layer in zip(*keys_values, strict=True):
+        keys, values = (
+            torch.stack([pad(tensor, (0, 0, width - tensor.shape[1], 0)) for tensor in tensors])
+            for tensors in zip(*layer, strict=True)
         )
-        for layer in zip(*keys_values, strict=True)
-    ]
+        yield keys, values
