@@ -68,6 +68,7 @@ def test_drift_tests_are_deterministic(test) -> None:  # type: ignore[no-untyped
     assert test(before, now, groups, own, 5) == test(before, now, groups, own, 5)
 
 
+@pytest.mark.heavy
 def test_permutation_test_reduces_many_long_vectors() -> None:
     generator = np.random.default_rng(0)
     before = generator.standard_normal((drift.MAX_ROWS + 500, 700)).astype(np.float32)

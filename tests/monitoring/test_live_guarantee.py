@@ -89,6 +89,7 @@ def test_check_ignores_names_scale_and_days_without_reviews() -> None:
     assert check([EMPTY, *scaled, EMPTY]).e_value == pytest.approx(check(year).e_value)
 
 
+@pytest.mark.heavy
 def test_check_interval_covers_the_truth_and_narrows() -> None:
     years = [draw_days(Reviews("new documents", 4, 2, 0.1), TARGET, seed) for seed in range(8)]
     results = [check(year[:120]) for year in years]

@@ -43,6 +43,7 @@ def part(split: str) -> str:
     return "held out" if split in ("holdout", "newest") else split
 
 
+@pytest.mark.heavy
 @given(rows, st.sampled_from([BY_GROUP, BY_TIME]))
 def test_assign_splits_late_freeze_moves_no_row(rows: Rows, params: SplitParams) -> None:
     open_ended = params.model_copy(update={"holdout_frozen_at": None})

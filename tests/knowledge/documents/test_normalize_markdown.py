@@ -101,6 +101,7 @@ def test_normalize_deep_nesting_keeps_its_text(body: str) -> None:
     assert "x" in normalize_markdown(body)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("body", ["<ul>" * 20_000 + "x", "> " * 5_000 + "- x", "[" * 20_000 + "<ul>"])
 def test_normalize_too_deep_nesting_is_refused(body: str) -> None:
     with pytest.raises(AbstainError, check=lambda error: error.code is Code.TOO_LARGE):

@@ -187,6 +187,7 @@ def fits(rows: TrainingRows) -> list[tuple[float, float, torch.Tensor]]:
     return [(step.value, step.train_loss, weights(step.probe).clone()) for step in LinearProbe.fit_path(rows, PARAMS)]
 
 
+@pytest.mark.heavy
 def test_linear_path_matches_scikit_learn() -> None:
     rows = make_planted(120, 1)
     rows.weight[::3] = 0.4
@@ -204,6 +205,7 @@ def test_linear_path_matches_scikit_learn() -> None:
     assert penalties[0] * 2 * D == pytest.approx(10**-1.5) and penalties[-1] * 2 * D == pytest.approx(10**2.5)
 
 
+@pytest.mark.heavy
 def test_linear_path_depends_on_weight_ratio() -> None:
     rows = make_planted(60, 1)
     rows.weight[::2] = 0.5
@@ -211,6 +213,7 @@ def test_linear_path_depends_on_weight_ratio() -> None:
     assert all(torch.equal(a, b) for (*_, a), (*_, b) in zip(fits(rows), fits(doubled), strict=True))
 
 
+@pytest.mark.heavy
 def test_linear_path_memory_mapped_features_give_same_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = make_planted(150, 1)
     in_memory = fits(rows)
