@@ -12,7 +12,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.chat_template import spell_layout
 from abstain.llm.engine.loading import ModelRef, load_tokenizer, read_context_length
-from abstain.llm.engine.prompts import Layout, PromptSegments, Segment, load_layout
+from abstain.llm.engine.prompts import Layout, PromptSegments, load_layout
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +136,7 @@ def encode_segments(tokenizer: Any, prompt: PromptSegments, *, begins: bool = Fa
                     Code.MODEL_UNSUITABLE,
                     "the base model's tokenizer has no EOS token: choose a layout without an eos segment",
                 )
-            segment_ids = (tokenizer.eos_token_id,)
+            segment_ids: tuple[int, ...] = (tokenizer.eos_token_id,)
         else:
             begins_text = begins and segment is prompt[0]
             segment_ids = _encode_text(tokenizer, segment.text, literal=segment.literal, begins=begins_text)
