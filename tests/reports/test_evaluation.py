@@ -1,7 +1,7 @@
 """The report: its text by state in golden files, and what holds for any input; `test_report_browser` has the look."""
 
 import re
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -30,8 +30,14 @@ def render_markdown(**options: Any) -> str:
     return render_evaluation(*evaluated(**options))
 
 
-MARKDOWN = render_markdown()
-PAGE = render_html(MARKDOWN, IMAGES)
+@cache
+def render_example() -> str:
+    return render_markdown()
+
+
+@cache
+def render_example_page() -> str:
+    return render_html(render_example(), IMAGES)
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -99,7 +105,7 @@ def test_report_unchecked_guarantee_is_marked_everywhere() -> None:
     pattern = "not checked (?:on the hold-out )?yet"
     for unchecked in (FEW, FOUR_GROUPS):
         assert len(re.findall(pattern, render_markdown(changed=unchecked))) == 4
-    assert not re.search(pattern, MARKDOWN + render_markdown(guaranteed=False, changed=FEW))
+    assert not re.search(pattern, render_example() + render_markdown(guaranteed=False, changed=FEW))
 
 
 def test_evaluation_result_round_trip_keeps_values() -> None:
@@ -133,13 +139,13 @@ PLAIN = {"inline", "text", "text_special", *(f"{part}_{end}" for part in BLOCKS 
 
 
 def test_page_user_text_stays_text() -> None:
-    page = Page(PAGE)
+    page = Page(render_example_page())
     assert set(page.tags) <= TAGS
     assert not [name for _, attrs in page.elements for name in attrs if name.startswith("on")]
     addresses = page.attributes("href") + page.attributes("src")
     assert all(address.startswith(("#", "data:")) for address in addresses)
     assert len(page.attributes("src")) == len(PLOTS)
-    assert not re.search(r"url\(|@import", PAGE)
+    assert not re.search(r"url\(|@import", render_example_page())
     told = page.of("bdi")
     for text in NASTY[:4]:
         assert to_single_line(text) in told
@@ -156,18 +162,18 @@ def test_render_html_ignores_links_and_html_of_markdown() -> None:
 
 def test_page_warning_precedes_the_verdict() -> None:
     warning = f"trained on erased rows since 2026-11-20; kept on purpose: {' '.join(NASTY)}"
-    page = Page(render_html(f"{paragraph(bold(warning))}\n\n{MARKDOWN}", IMAGES))
+    page = Page(render_html(f"{paragraph(bold(warning))}\n\n{render_example()}", IMAGES))
     assert page.texts.index(("strong", to_single_line(warning))) < page.texts.index(("h2", page.of("h2")[0]))
 
 
 def test_markdown_tables_have_all_cells() -> None:
-    tables = Page(READER.render(MARKDOWN)).tables
-    rules = [line for line in MARKDOWN.splitlines() if re.fullmatch(r"\|( -{3}:? \|)+", line)]
-    assert len(tables) == len(rules) == len(Page(PAGE).tables)
+    tables = Page(READER.render(render_example())).tables
+    rules = [line for line in render_example().splitlines() if re.fullmatch(r"\|( -{3}:? \|)+", line)]
+    assert len(tables) == len(rules) == len(Page(render_example_page()).tables)
     for rows, rule in zip(tables, rules, strict=True):
         assert {len(row) for row in rows} == {rule.count("---")}
         assert rows[1:]
-    spanning = [row[-1] for table in Page(PAGE).tables for row in table if len(row) < len(table[0])]
+    spanning = [row[-1] for table in Page(render_example_page()).tables for row in table if len(row) < len(table[0])]
     assert spanning and not [text for text in spanning if re.match(r"[+−]?\d", text)]
     assert f"mine | {TAG}" in [row[0] for table in tables for row in table]
 
@@ -219,7 +225,7 @@ def make_report(*blocks: str) -> str:
 
 
 def test_page_is_accessible() -> None:
-    page = Page(PAGE)
+    page = Page(render_example_page())
     assert ("html", {"lang": "en"}) in page.elements
     levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch(r"h[1-6]", tag)]
     assert levels[0] == levels.count(1) == 1
@@ -238,9 +244,9 @@ def test_page_is_accessible() -> None:
 
 
 def test_replace_images_keeps_the_words() -> None:
-    text = replace_images(MARKDOWN)
+    text = replace_images(render_example())
     assert "image" not in {token.type for token in tokens(text)}
-    assert words(shown(text)) == words(shown(MARKDOWN))
+    assert words(shown(text)) == words(shown(render_example()))
 
 
 def test_records_table_has_one_line_per_row() -> None:

@@ -1,5 +1,6 @@
 import json
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,12 @@ pytestmark = pytest.mark.soak(twin="test_sample_command_writes_recorded_data")
 PARAMS = shipped_params()
 PAGES = build_handbook()
 ASKED = build_questions(PAGES)
-ANSWERED = list(read_answered_questions(PAGES))
 META: dict[str, Any] = json.loads((generate.FOLDER / generate.META).read_text(encoding="utf-8"))
+
+
+@cache
+def list_answered() -> list[AnsweredQuestion]:
+    return list(read_answered_questions(PAGES))
 
 
 def fit_to_show(answered: list[AnsweredQuestion]) -> float:
@@ -81,7 +86,7 @@ def test_questions_are_unique_and_in_order_of_time() -> None:
 
 
 def test_masked_texts_belong_to_one_topic() -> None:
-    texts = [(one.answer, one.question) for one in ANSWERED] + [(one.text, one) for one in ASKED]
+    texts = [(one.answer, one.question) for one in list_answered()] + [(one.text, one) for one in ASKED]
     topics_of: dict[str, set[str]] = {}
     for text, question in texts:
         topics_of.setdefault(mask_names_and_numbers(text, question.fact.product), set()).add(question.group)
@@ -89,22 +94,22 @@ def test_masked_texts_belong_to_one_topic() -> None:
 
 
 def test_sample_answers_are_right_wrong_and_unanswerable() -> None:
-    assert len(ANSWERED) >= 600
-    assert 0.40 <= fit_to_show(ANSWERED) <= 0.80
-    assert sum(not one.review.answerable for one in ANSWERED) / len(ANSWERED) >= 0.10
-    words = [one for one in ANSWERED if one.question.fact.values[0].unit == "words"]
-    tables = [one for one in ANSWERED if one not in words and one.question.fact.topic.kind == "table"]
+    assert len(list_answered()) >= 600
+    assert 0.40 <= fit_to_show(list_answered()) <= 0.80
+    assert sum(not one.review.answerable for one in list_answered()) / len(list_answered()) >= 0.10
+    words = [one for one in list_answered() if one.question.fact.values[0].unit == "words"]
+    tables = [one for one in list_answered() if one not in words and one.question.fact.topic.kind == "table"]
     assert min(len(words), len(tables)) >= 100 and fit_to_show(tables) < fit_to_show(words) - 0.2
-    for line in {one.question.fact.topic.line for one in ANSWERED}:
-        assert 0.3 < fit_to_show([one for one in ANSWERED if one.question.fact.topic.line == line]) < 0.9
+    for line in {one.question.fact.topic.line for one in list_answered()}:
+        assert 0.3 < fit_to_show([one for one in list_answered() if one.question.fact.topic.line == line]) < 0.9
 
 
 def test_sample_contexts_respect_entitlements() -> None:
     needed = {chunk.chunk_id: set(chunk.entitlements) for page in PAGES for chunk in page.chunks()}
-    for one in ANSWERED:
+    for one in list_answered():
         assert 1 <= len(one.contexts) <= generate.K
         assert all(needed[context.chunk_id] <= set(one.question.entitlements) for context in one.contexts)
-    assert any(needed[context.chunk_id] for one in ANSWERED for context in one.contexts)
+    assert any(needed[context.chunk_id] for one in list_answered() for context in one.contexts)
 
 
 def test_sample_shipped_files_are_those_of_the_generator(tmp_path: Path) -> None:
@@ -116,9 +121,9 @@ def test_sample_shipped_files_are_those_of_the_generator(tmp_path: Path) -> None
 
 def test_sample_reviews_are_true_and_one_thumb_in_six_is_wrong() -> None:
     history = rows(HISTORY)
-    judged = {one.question.question_id: one.review for one in ANSWERED}
+    judged = {one.question.question_id: one.review for one in list_answered()}
     thumbs = [(row.thumb.thumb, judged[row.interaction_id].fit_to_show) for row in history if row.thumb]
-    assert len(thumbs) / len(ANSWERED) > 0.5
+    assert len(thumbs) / len(list_answered()) > 0.5
     assert 0.12 < sum((thumb == "up") != right for thumb, right in thumbs) / len(thumbs) < 0.20
     for row in (row for row in history if row.review):
         for criterion in ("complete", "correct", "truthful"):
@@ -134,7 +139,7 @@ def test_sample_metadata_describes_the_generation() -> None:
     assert META["layout_digest"] == load_layout(PARAMS.llm.layout).digest
     assert (META["k"], META["max_gap"], META["seed"]) == (generate.K, generate.MAX_GAP, SEED)
     assert META["source_digest"] == source_digest(PAGES, build_questions(PAGES))
-    assert META["answers"] == len(ANSWERED) <= META["questions"]
+    assert META["answers"] == len(list_answered()) <= META["questions"]
     assert {row.model for row in rows(HISTORY)} == {META["model"]}
     with pytest.raises(AbstainError, match="another handbook: run python -m benchmarks.sample.generate"):
         list(read_answered_questions(build_handbook(seed=1)))
@@ -142,7 +147,7 @@ def test_sample_metadata_describes_the_generation() -> None:
 
 def test_sample_answers_are_those_of_the_embedded_model() -> None:
     torch.set_num_threads(1)  # a small model: more threads only wait for each other
-    committed = {one.question.question_id: one for one in ANSWERED}
+    committed = {one.question.question_id: one for one in list_answered()}
     questions = [question for question in build_questions(PAGES)[::113] if question.question_id in committed]
     expected = [committed[question.question_id] for question in questions]
     contexts = generate.retrieve(PAGES, questions)
