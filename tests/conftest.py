@@ -97,6 +97,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         at = rank(item)
         item.add_marker(pytest.mark.xdist_group(COSTLY[at] if at < len(COSTLY) else item.nodeid.partition("::")[0]))
     items.sort(key=rank)
+    gc.freeze()  # no later collection looks through what has been imported
 
 
 @dataclass(frozen=True)
