@@ -148,6 +148,13 @@ class Project:
         own = ("PYTHONPATH", "ABSTAIN_HOME", "PREFECT_API_URL", KEY)
         return warm_commands({name: value for name, value in self.environment.items() if name not in own})
 
+    def enter(self, patch: pytest.MonkeyPatch) -> None:
+        """Make this process one of the project's commands."""
+        for name, value in self.environment.items():
+            patch.setenv(name, value)
+        patch.setattr(sys, "executable", str(self.commands / "python"))  # the `dvc` beside it is found
+        patch.chdir(self.root)
+
     def abstain(self, *arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         """`abstain ARGUMENTS`, ended by itself, output captured."""
         return self.command(["python", "-m", "abstain_cli.app", *arguments], cwd)

@@ -140,8 +140,7 @@ def test_review_queue_answers_are_ingested_with_weight(small_project: Project) -
 
 def test_add_sampling_priorities_uses_promoted_probe(trained: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
     """What `export` does between reading the window and drawing; without the clock, for the sample has a date."""
-    for name, value in trained[0].environment.items():
-        monkeypatch.setenv(name, value)
+    trained[0].enter(monkeypatch)
     workspace = Workspace(trained[0].workspace, lock=-1)
     window = read_candidates(DataStore(workspace.path / "data"))
     options = {"seed": 0, "max_inference": 0, "progress": lambda done, total: None}

@@ -1,5 +1,4 @@
 import json
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
@@ -43,10 +42,7 @@ def project(
     (line,) = [line for line in (project.root / "params.yaml").read_text().splitlines() if "frozen_at: " in line]
     project.edit_params(line, "  holdout_frozen_at: null")
     with pytest.MonkeyPatch.context() as monkeypatch:
-        for key, value in project.environment.items():
-            monkeypatch.setenv(key, value)
-        monkeypatch.setattr(sys, "executable", str(project.commands / "python"))  # the `dvc` beside it is found
-        monkeypatch.chdir(project.root)
+        project.enter(monkeypatch)
         with open_workspace() as workspace:
             workspace.dvc("repro", "--quiet")
             commit(workspace, "Run the stages", "dvc.lock")

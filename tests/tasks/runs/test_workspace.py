@@ -15,10 +15,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def project(small_project: Project, monkeypatch: pytest.MonkeyPatch) -> Project:
-    for key, value in small_project.environment.items():
-        monkeypatch.setenv(key, value)
-    monkeypatch.setattr(sys, "executable", str(small_project.commands / "python"))  # the `dvc` beside it is found
-    monkeypatch.chdir(small_project.root)
+    small_project.enter(monkeypatch)
     return small_project
 
 
