@@ -12,7 +12,7 @@ from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.llm.engine.chat_template import spell_layout
 from abstain.llm.engine.loading import ModelRef, load_tokenizer, read_context_length
-from abstain.llm.engine.prompts import Layout, PromptSegments, load_layout
+from abstain.llm.engine.prompts import Layout, PromptSegments, Segment, load_layout
 
 log = logging.getLogger(__name__)
 
@@ -136,25 +136,24 @@ def encode_segments(tokenizer: Any, prompt: PromptSegments, *, begins: bool = Fa
                     Code.MODEL_UNSUITABLE,
                     "the base model's tokenizer has no EOS token: choose a layout without an eos segment",
                 )
-            segment_ids: tuple[int, ...] = (tokenizer.eos_token_id,)
+            segment_ids = [tokenizer.eos_token_id]
         else:
-            begins_text = begins and segment is prompt[0]
-            segment_ids = _encode_text(tokenizer, segment.text, literal=segment.literal, begins=begins_text)
+            segment_ids = _encode_text(tokenizer, segment, begins=begins and segment is prompt[0])
         spans[segment.name] = (len(ids), len(ids) + len(segment_ids))
         ids += segment_ids
     return EncodedPrompt(ids, spans)
 
 
-@lru_cache(maxsize=8192)  # each feature of an answer reads the same chunks
-def _encode_text(tokenizer: Any, text: str, *, literal: bool, begins: bool) -> tuple[int, ...]:
-    def encode(text: str) -> tuple[int, ...]:
-        return tuple(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=not literal))
+def _encode_text(tokenizer: Any, segment: Segment, *, begins: bool) -> list[int]:
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=not segment.literal)
+        return ids
 
     with TOKENIZER_LOCK:
         space = [] if begins else _encode_line_break(tokenizer)
         # Two tokens: the space that begins a text, and the line break, with which no other character is joined.
-        ids = encode(f"\n{text}") if len(space) == 2 else ()
-        return ids[2:] if ids and list(ids[:2]) == space else encode(text)
+        ids = encode(f"\n{segment.text}") if len(space) == 2 else []
+        return ids[2:] if ids and ids[:2] == space else encode(segment.text)
 
 
 @lru_cache(maxsize=8)
