@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from urllib.request import Request
 from xmlrpc.client import Fault
 
 import yaml
@@ -222,14 +223,14 @@ def _complete(root: Path, served: dict[str, str]) -> list[str]:
 
 
 def _start_worker(root: Path, served: dict[str, str]) -> None:
-    """Start the worker, and deploy prefect.yaml into the work pools while it starts."""
+    """Start the worker, which creates its work pool, and deploy prefect.yaml into it."""
     address = served["server"]
     if not is_running(WORKER):
         _end_lost_runs(address)
         control().startProcess(WORKER, False)
-    for name in (POOL, GPU_POOL, ALERT_POOL):
-        pool = request(f"{os.environ['PREFECT_API_URL']}/work_pools/{name}")
-        if not is_responding(pool):  # its first worker completes it
+    wait_for(WORKER, _make_pool_request(POOL))
+    for name in (GPU_POOL, ALERT_POOL):
+        if not is_responding(_make_pool_request(name)):  # its first worker completes it
             post(f"{address}/api/work_pools/", {"name": name, "type": "process"})
     run(["prefect", "--no-prompt", "deploy", "--all"], root)
     write_note(served | {"deployed": "yes"})
@@ -245,6 +246,10 @@ def _automate(receiver: str | None) -> str:
             change(ALERTS, False)
     applied = automation_sync.sync_automations(bool(receiver))
     return f"alerts       {webhook.describe_receiver(receiver)}\nautomations  {applied}"
+
+
+def _make_pool_request(name: str) -> Request:
+    return request(f"{os.environ['PREFECT_API_URL']}/work_pools/{name}")
 
 
 def _indent(lines: Iterable[str]) -> str:
