@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -192,7 +192,7 @@ def estimate_forward_tokens(
     params: LLMParams,
     settings: Settings,
     interactions: Sequence[Interaction],
-    feature_requests: Sequence[FeatureRequest],
+    feature_requests: Collection[FeatureRequest],
 ) -> float:
     """Estimate the tokens that the base model runs for one answer by itself.
 

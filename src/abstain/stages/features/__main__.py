@@ -6,6 +6,7 @@ the stages that need them.
 """
 
 from collections.abc import Sequence
+from functools import cache, partial
 
 import numpy as np
 import pandas as pd
@@ -71,11 +72,12 @@ def _estimate_tokens(
         for scorer in scorers
         if isinstance(scorer, RunsModel)
     }
+    # Many read the same features, whose tokens are counted once.
+    count_tokens = cache(partial(estimate_forward_tokens, params.llm, settings, rows))
     tokens = {}
     for name, parts in {**{name: [name] for name in components}, **fusions}.items():
-        requests = tuple(dict.fromkeys(request for part in parts for request in components[part]))
-        read = estimate_forward_tokens(params.llm, settings, rows, requests)
-        tokens[name] = read + sum(own_tokens.get(part, 0.0) for part in parts)
+        requests = frozenset(request for part in parts for request in components[part])
+        tokens[name] = count_tokens(requests) + sum(own_tokens.get(part, 0.0) for part in parts)
     return fusions, tokens
 
 
