@@ -66,6 +66,7 @@ def test_package_data_holds_all_files_but_modules() -> None:
     assert data == installed and all(any(package.glob(pattern)) for pattern in declared)
 
 
+@pytest.mark.heavy
 def test_repository_runs_nothing_it_reads_nor_is_half_done() -> None:
     # What a dependency depends on is pinned by its name, whatever that is.
     pins = {"requirements.lock", "requirements-dev.lock", "benchmarks/polygraph/requirements.txt"}

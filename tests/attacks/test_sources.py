@@ -119,6 +119,7 @@ def test_source_follows_no_redirect_to_another_host(assert_repelled: Count) -> N
     assert_repelled("redirects of a source", len(REDIRECTS) * len(places), refused)
 
 
+@pytest.mark.heavy
 def test_ingest_goes_on_with_an_unfit_export(tmp_path: Path, assert_repelled: Count) -> None:
     """The mapped field is in no record, or its expression does not fit."""
     export = tmp_path / "export" / "a.jsonl"

@@ -107,6 +107,7 @@ def test_describe_sample_counts_withheld_answers(data: Path, tmp_path: Path, sha
     assert "(0%); 10 fewer" in "".join(describe(tmp_path / "all shown", 20, withheld_share=0.5))
 
 
+@pytest.mark.heavy
 def test_export_names_heading_and_page_of_sources(data: Path) -> None:
     own = {"chunk_id": "fees#1", "section_path": ("Gold", "Fees"), "page": 3}
     (data / "chunks.jsonl").write_text(CHUNK.model_copy(update=own).to_json_line() + "\n")

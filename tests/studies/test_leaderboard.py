@@ -84,6 +84,7 @@ def test_leaderboard_names_methods_and_what_is_unavailable(project: Path, monkey
     assert nothing.markdown.count("Missing: too few labels") == 1
 
 
+@pytest.mark.heavy
 def test_leaderboard_bad_input_is_one_line(project: Path) -> None:
     settings, source = Settings(home=project / "home"), StudySource(project=project)
     for sizes, tables, data, says in (

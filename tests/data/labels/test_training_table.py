@@ -73,6 +73,7 @@ def build_table(
     return build_training_table(*tables, labels, split)
 
 
+@pytest.mark.heavy
 def test_training_table_columns_with_types() -> None:
     frame, summary = build_table(draw_crowd())
     assert tuple(frame.columns) == COLUMNS

@@ -256,6 +256,7 @@ CLICKED = {
 """Thumbs and reviews of which one is refused, on an answer of a year ago."""
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("rows", CLICKED.values(), ids=CLICKED)
 def test_ingest_late_feedback_rejects_its_row_never_the_batch(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
     data = tmp_path / "data"
@@ -500,6 +501,7 @@ def test_replace_time_must_fit_the_stored_feedback(stored: Path, days: float, co
     assert correct(stored, moved, alone(verdict(days=3)), validate=validate).quarantined == 1 - count
 
 
+@pytest.mark.heavy
 def test_replace_time_must_fit_earlier_feedback_of_its_file(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ingest_pipeline, "BLOCK_ROWS", 1)
     moved = row("i-0", asked_at=later(0.7).isoformat())

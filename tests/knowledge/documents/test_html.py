@@ -161,6 +161,7 @@ def test_html_frame_of_a_page_is_left_out(page: str) -> None:
     assert markdown(page) == "# Fees\n\n## Cash\n\nNone."
 
 
+@pytest.mark.heavy
 def test_html_deep_tags_are_read_or_refused() -> None:
     assert markdown("<div>" * 200 + "Fee: 12 euros.") == "Fee: 12 euros."
     with pytest.raises(AbstainError, check=lambda error: error.code is Code.TOO_LARGE):

@@ -166,6 +166,7 @@ def test_fit_probe_zero_weight_batch_is_finite() -> None:
     assert np.isfinite([*fitted.history.train_loss, *fitted.history.held_out_loss]).all()
 
 
+@pytest.mark.heavy
 def test_fit_probe_unlearnable_rows_raise() -> None:
     train, groups = make_planted(40, 1), make_groups(40)
     right = train.correct == 1

@@ -165,6 +165,7 @@ def test_error_recall_uses_best_allowed_threshold(rows: list[tuple[int, float, i
     assert math.isnan(over_random) if of_all == 0 else over_random == pytest.approx(found / of_all)
 
 
+@pytest.mark.heavy
 @given(st.lists(st.tuples(st.integers(0, 1), ninths), min_size=1, max_size=20))
 def test_ranking_metrics_depend_on_order_only(rows: list[tuple[int, float]]) -> None:
     correct, confidence = make_arrays(rows)

@@ -144,6 +144,7 @@ def test_generate_cost_is_that_of_the_tokens_written() -> None:
         assert engine.stats.forward_tokens == tokens, "the last token is read for its states only, and EOS after it"
 
 
+@pytest.mark.heavy
 def test_generate_decodes_few_rows_with_equal_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     widths: list[int] = []
     start = KVCacheDecoder.__init__

@@ -152,6 +152,7 @@ def test_extract_concepts_listed_by_the_model(scorer: SelfFamiliarity, monkeypat
     assert "named entities in music domain." in "".join(segment.text for segment in request.prompt)
 
 
+@pytest.mark.heavy
 def test_question_familiarity_is_that_of_its_concepts(scorer: SelfFamiliarity) -> None:
     """1 where nothing is named that the model could not know; nan where its name is longer than a guess."""
     asked = ["Who may join Nash?", "What is that?", "What is Pneumonoultramicroscopic?"]

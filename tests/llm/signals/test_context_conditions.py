@@ -120,6 +120,7 @@ def test_context_conditions_without_context_are_equal(tiny_folder: Path, setting
     assert_near(instruction, np.full(len(ROWS), instruction[0]), np.float32)
 
 
+@pytest.mark.heavy
 def test_context_conditions_are_computed_once(tiny_folder: Path, settings: Settings) -> None:
     asked = conditions(tiny_folder, settings)
     seen: list[tuple[int, int]] = []

@@ -246,6 +246,7 @@ def test_collect_scores_includes_token_log_probs() -> None:
     }
 
 
+@pytest.mark.heavy
 def test_writer_scores_weight_zero_is_ranked_but_not_learnt() -> None:
     rows = make_answers(240)
     weight = (np.arange(240) < 120).astype(float)

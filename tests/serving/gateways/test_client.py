@@ -110,6 +110,7 @@ def test_http_gate_without_contexts_sends_entitlements() -> None:
     assert json.loads(request.content) == {"entitlements": ["bank"], "question": QUESTION, "answer": "a"}
 
 
+@pytest.mark.heavy
 def test_http_gate_imports_no_base_model() -> None:
     code = "import sys; from abstain import HttpGate; from abstain.serving.gateways import callbacks, nemo; "
     code += "print(sorted({'torch', 'onnxruntime', 'pandas', 'fastapi', 'transformers'} & set(sys.modules)))"
