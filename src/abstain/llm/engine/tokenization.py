@@ -136,7 +136,7 @@ def encode_segments(tokenizer: Any, prompt: PromptSegments, *, begins: bool = Fa
                     Code.MODEL_UNSUITABLE,
                     "the base model's tokenizer has no EOS token: choose a layout without an eos segment",
                 )
-            segment_ids = [tokenizer.eos_token_id]
+            segment_ids: tuple[int, ...] = (tokenizer.eos_token_id,)
         else:
             segment_ids = _encode_text(tokenizer, segment, begins=begins and segment is prompt[0])
         spans[segment.name] = (len(ids), len(ids) + len(segment_ids))
@@ -144,7 +144,8 @@ def encode_segments(tokenizer: Any, prompt: PromptSegments, *, begins: bool = Fa
     return EncodedPrompt(ids, spans)
 
 
-def _encode_text(tokenizer: Any, segment: Segment, *, begins: bool) -> list[int]:
+@lru_cache(maxsize=256)  # the readings of an answer are of the same segments, in other orders
+def _encode_text(tokenizer: Any, segment: Segment, *, begins: bool) -> tuple[int, ...]:
     def encode(text: str) -> list[int]:
         ids: list[int] = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=not segment.literal)
         return ids
@@ -153,7 +154,7 @@ def _encode_text(tokenizer: Any, segment: Segment, *, begins: bool) -> list[int]
         space = [] if begins else _encode_line_break(tokenizer)
         # Two tokens: the space that begins a text, and the line break, with which no other character is joined.
         ids = encode(f"\n{segment.text}") if len(space) == 2 else []
-        return ids[2:] if ids and ids[:2] == space else encode(segment.text)
+        return tuple(ids[2:] if ids and ids[:2] == space else encode(segment.text))
 
 
 @lru_cache(maxsize=8)
