@@ -10,6 +10,7 @@ READY = .venv/ready-$(LOCK)
 EXTRAS := s3 dask postgres names familiarity documents otel # of which there are tests
 COMPILE = $(BIN)/uv pip compile -q --universal --python-version 3.11 --excludes requirements.excludes.txt --no-header \
   --no-annotate pyproject.toml
+IN_MEMORY := $(if $(wildcard /dev/shm),PYTEST_DEBUG_TEMPROOT=/dev/shm) # many small files: a disk may take a quarter longer
 PYTEST := $(BIN)/pytest -n auto --dist loadgroup --no-loadscope-reorder
 
 # If pip has local wheels (PIP_FIND_LINKS), uv uses them too; otherwise torch is the CPU build, which suffices for a probe.
@@ -34,7 +35,7 @@ test: setup ## run all tests but those of `make soak`, and list the slowest
 	@$(PYTEST) -m "not soak" --durations 25
 
 test-fast: setup ## run the tests that need no model, server, DVC or browser, and less than half a second each
-	@$(PYTEST) -m "not slow and not heavy and not soak"
+	@$(IN_MEMORY) $(PYTEST) -m "not slow and not heavy and not soak" -o tmp_path_retention_policy=failed
 
 soak: setup gpu-rehearsal ## run the tests that take an hour: kills at every stage, full sizes, benchmarks, the optional second model family
 	@$(BIN)/uv pip install -q --excludes requirements.excludes.txt -c requirements-dev.lock -e '.[gemma]'

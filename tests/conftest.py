@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -351,24 +350,25 @@ def up(trained: tuple[Project, str]) -> Iterator[Up]:
 @pytest.fixture(scope="session")
 def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The API of one Prefect server that many tests report to: each of their commands would start one of its own."""
-    home = tmp_path_factory.mktemp("server") / "prefect"
-    give_tables(home.parent, MODELS.parent)
-    port = free_port()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)],
-        env=os.environ | QUIET | {"PREFECT_HOME": str(home), "PREFECT_SERVER_API_AUTH_STRING": SERVER_KEY},
-        stdout=(home / "log").open("wb"),
-        stderr=subprocess.STDOUT,
-    )
+    home = tmp_path_factory.mktemp("server")
+    give_tables(home, MODELS.parent)
+    project = Project(ROOT, home)
+    with socket.create_server(("127.0.0.1", 0)) as listener, (home / "log").open("wb") as log:
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        process = subprocess.Popen(
+            [project.commands / "python", "-m", "abstain_tasks.server", "child", str(listener.fileno())],
+            env=project.environment | QUIET | {"PREFECT_SERVER_API_AUTH_STRING": SERVER_KEY},
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            pass_fds=[listener.fileno()],
+        )
     try:
-        for _ in range(240):
-            with suppress(OSError), urlopen(f"http://127.0.0.1:{port}/api/health", timeout=2):
-                break
-            assert process.poll() is None, (home / "log").read_text()
-            time.sleep(0.5)
-        yield f"http://127.0.0.1:{port}/api"
+        with urlopen(f"{address}/api/health", timeout=120):  # it waits for the server
+            pass
+        yield f"{address}/api"
     finally:
-        process.terminate()
+        process.stdin.close()
         process.wait(30)
 
 

@@ -14,6 +14,7 @@ import sys
 import threading
 import traceback
 import types
+import weakref
 from contextlib import suppress
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -62,6 +63,8 @@ def main(folder: Path, owner: int) -> None:
         with suppress(ImportError):
             importlib.import_module(name)
     sys.meta_path.insert(0, SetAside())
+    atexit._clear()  # what libraries would do at the exit of each fork takes longer than the fork
+    weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as listener:

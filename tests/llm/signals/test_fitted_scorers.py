@@ -7,6 +7,7 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 import pytest
+from threadpoolctl import threadpool_limits
 
 from abstain.core.codes import Code
 from abstain.core.contracts import Interaction
@@ -40,7 +41,8 @@ class Memory:
         if len(answers) < self.fewest:
             raise ScorerUnavailable(Code.TOO_FEW_LABELS, "too few")
         columns = noise(answers)
-        return replace(self, weights=columns.T @ np.linalg.solve(columns @ columns.T, labels.correct - 0.5))
+        with threadpool_limits(1):  # more threads only wait for each other
+            return replace(self, weights=columns.T @ np.linalg.solve(columns @ columns.T, labels.correct - 0.5))
 
     def score(self, answers: FeatureBatch) -> np.ndarray:
         return np.clip(noise(answers) @ self.weights + 0.5, 0, 1)
