@@ -333,7 +333,7 @@ def test_choose_site_reads_no_answer_twice(
     bank: Params, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Then the stage reads the others only: together no more tokens than the stage alone reads."""
-    take_groups(3)
+    take_groups(6)
     costs: list[JobStats] = []
     for module in (features, choose_site):
         compute = module.compute_missing
@@ -355,7 +355,7 @@ def test_choose_site_reads_no_answer_twice(
 
 
 def test_choose_site_uses_reviewed_training_answers(bank: Params) -> None:
-    take_groups(3)
+    take_groups(6)
     before = choose_site.choose_site(change(bank, "llm", layer="auto"))
     write_labels("split != 'train'", correct=0)
     assert choose_site.choose_site(change(bank, "llm", layer="auto")) == before
