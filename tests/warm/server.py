@@ -59,6 +59,7 @@ class SetAside(MetaPathFinder, Loader):
 
 def main(folder: Path, owner: int) -> None:
     os.environ["PREFECT_HOME"] = str(folder / "prefect")
+    gc.set_threshold(200_000, 20, 100)  # as in conftest.py
     for name in (*LIBRARIES.split(), *PREFECT):
         with suppress(ImportError):
             importlib.import_module(name)
