@@ -17,7 +17,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
-from urllib.request import urlopen
 
 import psutil
 import pytest
@@ -27,7 +26,8 @@ from hypothesis import settings as hypothesis_settings
 
 from abstain.config.yaml_editor import parse_yaml, update_yaml
 from abstain_tasks.runs.shell import QUIET
-from abstain_tasks.server.addresses import KEY
+from abstain_tasks.server.addresses import HEALTH, KEY
+from abstain_tasks.server.processes import START_SECONDS, is_responding
 from tests.checkout import ROOT, copy_checkout
 from tests.opaque_messages import make_messages_opaque
 from tests.ports import free_port
@@ -364,8 +364,7 @@ def prefect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             pass_fds=[listener.fileno()],
         )
     try:
-        with urlopen(f"{address}/api/health", timeout=120):  # it waits for the server
-            pass
+        assert is_responding(address + HEALTH, START_SECONDS), (home / "log").read_text()
         yield f"{address}/api"
     finally:
         process.stdin.close()
