@@ -27,7 +27,7 @@ MOST_FILES = 64
 LIBRARIES = (
     "numpy pandas pyarrow.parquet pyarrow.dataset scipy.optimize scipy.stats yaml rich.progress sklearn.linear_model "
     "sklearn.ensemble sklearn.model_selection sklearn.isotonic sklearn.decomposition torch transformers.models.auto "
-    "transformers.models.llama.modeling_llama safetensors.torch onnx onnxruntime onnxscript torch.onnx skl2onnx "
+    "transformers.models.llama.modeling_llama safetensors.torch onnx onnxruntime skl2onnx "
     "great_expectations venn_abers presidio_analyzer torchmetrics.text rouge_score.rouge_scorer matplotlib.figure "
     "markdown_it pydantic_settings typer httpx anyio fastapi uvicorn sqlalchemy.ext.asyncio jinja2 dvc.cli "
     "dvc.cli.parser dvc.repo dvc.commands.repro dvc.stage dvc.repo.reproduce dvc_data.index"

@@ -1,7 +1,4 @@
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,34 +9,14 @@ import torch
 
 from abstain.config.params import Architecture
 from abstain.core.errors import AbstainError
-from abstain.learning.estimators.onnx_probe import OnnxProbe, copy_with_metadata, measure_parity
+from abstain.learning.estimators.onnx_probe import OnnxProbe, copy_with_metadata, export_probe, measure_parity
 from abstain.learning.estimators.probes.base import Probe, logits_to_confidence
 from abstain.learning.estimators.training_rows import pad
-from tests.conftest import ROOT
-from tests.learning.estimators.builders import EVERY_KIND, D, build_probe, ragged, write_mean_probe
+from tests.learning.estimators.builders import EVERY_KIND, D, build_probe, ragged, weights, write_mean_probe
 from tests.tolerance import assert_near
 
 METADATA = {"model": "tiny", "threshold": repr(0.1 + 0.2), "layout": "rag-chatml-v1", "größe": "ä\n<&>"}
 
-EXPORT = """
-import os, sys, torch
-from pathlib import Path
-from abstain.learning.estimators.onnx_probe import export_probe
-from tests.learning.estimators.builders import build_probe
-from tests.learning.estimators.test_onnx_probe import LSTMS, METADATA
-torch.set_num_threads(1)
-failed = 0
-for file in map(Path, sys.argv[1:]):
-    child = os.fork() if file.stem in LSTMS else 0  # what exports is imported by then
-    if not child:
-        export_probe(build_probe(file.stem), file, METADATA)
-        if file.stem in LSTMS:
-            os._exit(0)
-    else:
-        failed |= os.waitpid(child, 0)[1]
-sys.exit(failed)
-"""
-LSTMS = ("lstm", "pca")
 every_kind = pytest.mark.parametrize("architecture", EVERY_KIND)
 
 
@@ -48,27 +25,17 @@ def light(tmp_path: Path) -> Path:
     return write_mean_probe(tmp_path / "light.onnx", D, METADATA)
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Every kind of probe, and the LSTM once more by another process, in another folder.
-
-    Probes with an LSTM are exported by a fork each: no process exports two.
-    """
-    one, other = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("another-folder")
-    named = {name: one / f"{name}.onnx" for name in sorted(EVERY_KIND, key=LSTMS.__contains__)}
-    again = other / "lstm.onnx"
-    running = []
-    for seed, of_one in (("0", named.values()), ("1", [again])):
-        command, environment = [sys.executable, "-c", EXPORT, *map(str, of_one)], {"PYTHONHASHSEED": seed}
-        running.append(subprocess.Popen(command, cwd=ROOT, env=os.environ | environment))
-    assert [process.wait(300) for process in running] == [0, 0]
-    return named | {"lstm again": again}
+def export(probe: Probe, file: Path) -> OnnxProbe:
+    export_probe(probe, file, METADATA)
+    return OnnxProbe(file)
 
 
-@pytest.mark.slow
 @every_kind
-def test_onnx_probe_matches_torch_for_any_length(files: dict[str, Path], architecture: Architecture) -> None:
-    probe, served = build_probe(architecture), OnnxProbe(files[architecture])
+def test_onnx_probe_matches_torch_for_any_length(architecture: Architecture, tmp_path: Path) -> None:
+    probe = build_probe(architecture)
+    before = weights(probe)
+    served = export(probe, tmp_path / "probe.onnx")
+    assert torch.equal(weights(probe), before)
     assert (served.metadata, served.width) == ({**METADATA, "architecture": architecture}, D)
     for lengths in [(1,), (2,), (300,), (5, 3), (1, 1, 1), (7, 1, 300, 33), tuple(range(1, 40))]:
         rows = ragged(*lengths)
@@ -99,12 +66,12 @@ def test_copy_with_metadata_keeps_the_graph(light: Path, tmp_path: Path) -> None
     assert [path.name for path in stamped.parent.iterdir()] == ["probe.onnx"], "no scratch file is left"
 
 
-@pytest.mark.slow
-def test_export_probe_is_reproducible_and_batch_invariant(files: dict[str, Path]) -> None:
-    one, other = (files[name].read_bytes() for name in ("lstm", "lstm again"))
-    assert one == other, "another process wrote other bytes"
-    assert not [name for name, file in files.items() if str(ROOT).encode() in file.read_bytes()]
-    served, rows = OnnxProbe(files["lstm"]), ragged(*(n % 9 + 1 for n in range(20)))
+@every_kind
+def test_export_probe_is_reproducible_and_batch_invariant(architecture: Architecture, tmp_path: Path) -> None:
+    one, other = tmp_path / "one.onnx", tmp_path / "other.onnx"
+    served, rows = export(build_probe(architecture), one), ragged(*(n % 9 + 1 for n in range(20)))
+    export(build_probe(architecture), other)
+    assert one.read_bytes() == other.read_bytes()
     alone = np.concatenate([served.predict([row]) for row in rows])
     assert_near(served.predict(iter(rows)), alone)
     assert_near(served.predict(rows[::-1]), alone[::-1])

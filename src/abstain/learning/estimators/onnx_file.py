@@ -8,6 +8,9 @@ import numpy as np
 import onnx
 import onnxruntime
 
+OPSET = 20
+IR_VERSION = 10
+
 
 def open_session(content: bytes) -> onnxruntime.InferenceSession:
     """Open an ONNX model on one core, so that it does not compete with the other threads of a service.

@@ -14,10 +14,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from abstain.learning.estimators.fusion import CLIP_MARGIN, Fusion
-from abstain.learning.estimators.onnx_file import open_session, to_bytes
+from abstain.learning.estimators.onnx_file import IR_VERSION, OPSET, open_session, to_bytes
 
-OPSET = 20
-IR_VERSION = 10
 HEADER = "logistic"
 INPUT, OUTPUT = "inputs", "confidence"
 

@@ -4,34 +4,30 @@ Notes:
 
 * The graph takes one answer. Served answers come one by one, most nodes of a batched graph only mask padding, and nodes
   are expensive in comparison with a probe's few products.
-* Computations that depend only on weights are done at export: by `Probe.to_serving`, and by folding the LSTM's gate
-  reordering.
-* `torch.onnx.export(dynamo=True)` keeps the time axis dynamic only for the first LSTM exported in a process, and fails
-  for the next: call `export_probe` once a process (a DVC stage is one). Verify an export with `measure_parity`, which
-  tries many lengths.
+* Each probe names its few nodes itself (`Probe.to_graph`). `torch.onnx.export` takes seconds for an LSTM, and keeps the
+  time axis dynamic only for the first one that a process exports.
+* Verify an export with `measure_parity`, which tries many lengths.
 """
 
 from __future__ import annotations
 
-import logging
-import sys
-import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx.parser
 import torch
+from onnx import numpy_helper
 from torch import Tensor
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
 from abstain.core.files import write_atomically
-from abstain.learning.estimators.onnx_file import open_session, to_bytes
+from abstain.learning.estimators.onnx_file import IR_VERSION, OPSET, open_session, to_bytes
 from abstain.learning.estimators.probes.base import Probe, logits_to_confidence
 from abstain.learning.estimators.training_rows import pad
 
-OPSET = 20
 INPUT, OUTPUT = "states", "confidence"
 
 
@@ -86,17 +82,6 @@ class OnnxProbe:
         return np.array([run([OUTPUT], {INPUT: row.numpy()})[0].item() for row in rows], np.float32)
 
 
-class _ServingModule(torch.nn.Module):
-    """The serving form of a probe, for one answer: states (tokens, d) to a confidence (1, 1)."""
-
-    def __init__(self, probe: Probe) -> None:
-        super().__init__()
-        self.probe = probe.to_serving()
-
-    def forward(self, states: Tensor) -> Tensor:
-        return self.probe(states, None).sigmoid()  # type: ignore[no-any-return]
-
-
 def export_probe(probe: Probe, file: Path, metadata: Mapping[str, str]) -> None:
     """Export a probe as an ONNX file.
 
@@ -107,28 +92,18 @@ def export_probe(probe: Probe, file: Path, metadata: Mapping[str, str]) -> None:
         file: Path of the new file.
         metadata: Metadata of the file; the architecture is added.
     """
-    from onnxscript.optimizer import optimize  # lazily: it takes a second, and serving exports nothing
-
-    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter warns about its own internals
-        program = torch.onnx.export(
-            _ServingModule(probe).eval(),
-            (torch.zeros(5, probe.width),),
-            input_names=[INPUT],
-            output_names=[OUTPUT],
-            dynamic_shapes=({0: "tokens"},),
-            opset_version=OPSET,
-            dynamo=True,
-            verbose=False,
-        )
-    assert program is not None
-    no_limit = sys.maxsize  # the largest weights are the ones to fold
-    model = optimize(program.model_proto, input_size_limit=no_limit, output_size_limit=no_limit)
-    for item in (*model.graph.node, *model.graph.value_info, *model.graph.input, *model.graph.output):
-        # Stack traces with this machine's paths: the same probe must be the same bytes wherever it is exported.
-        item.ClearField("metadata_props")
-        item.ClearField("doc_string")
+    graph = probe.to_graph()
+    model = onnx.parser.parse_model(f"""
+        <ir_version: {IR_VERSION}, opset_import: ["" : {OPSET}]>
+        probe (float[tokens, {probe.width}] {INPUT}) => (float[1, 1] {OUTPUT}) {{
+            {graph.nodes}
+            {OUTPUT} = Sigmoid (logit)
+        }}
+    """)
+    model.graph.initializer.extend(
+        numpy_helper.from_array(constant.detach().numpy(), name) for name, constant in sorted(graph.constants.items())
+    )
+    onnx.checker.check_model(model, full_check=True)
     write_atomically(file, to_bytes(model, {"architecture": probe.architecture, **metadata}))
 
 

@@ -77,21 +77,6 @@ def test_predict_logits_is_batch_invariant(architecture: Architecture, monkeypat
     assert predict_confidence(module, []).shape == (0,)
 
 
-@every_kind
-def test_probe_to_serving_matches_trained_probe(architecture: Architecture) -> None:
-    module, batch = build_probe(architecture), pad(ragged(3, 8, 1))
-    before = weights(module)
-    with torch.inference_mode():
-        expected = module(*batch)
-        served = module.to_serving()
-        torch.testing.assert_close(served(*batch), expected.diff(), atol=1e-4, rtol=1e-5)
-        torch.testing.assert_close(served(*batch).sigmoid()[:, 0], logits_to_confidence(expected), atol=1e-5, rtol=1e-5)
-        served.scale.fill_(float("nan"))  # nothing is divided by it any more
-        torch.testing.assert_close(served(*batch), expected.diff(), atol=1e-4, rtol=1e-5)
-        assert torch.equal(module(*batch), expected)
-    assert torch.equal(weights(module), before)
-
-
 def test_fit_standardization_constant_dimension_keeps_scale() -> None:
     rows, module = ragged(7, 3, 12), build_probe("linear")
     for row in rows:

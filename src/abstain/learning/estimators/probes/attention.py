@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from abstain.config.params import ProbeParams
-from abstain.learning.estimators.probes.base import masked_softmax
+from abstain.learning.estimators.probes.base import ServingGraph, masked_softmax
 from abstain.learning.estimators.probes.descent import DescentProbe, DimensionDropout
 
 HEADS = 4
@@ -51,10 +51,16 @@ class AttentionProbe(DescentProbe):
         logits = torch.cat([(attention * class_values).sum((-2, -1), keepdim=True) for class_values in values], -1)
         return logits.flatten(0, -2)  # (B, 1, 2) of a batch until here
 
-    def fold_scale_into_weights(self) -> None:
-        self.queries_and_values.weight.div_(self.scale)
-
-    def merge_logits(self) -> None:
+    def to_graph(self) -> ServingGraph:
+        nodes = """
+            centred = Sub (states, mean)
+            scores_and_values = Gemm <transB = 1> (centred, weight, bias)
+            scores, values = Split <axis = 1, num_outputs = 2> (scores_and_values)
+            attention = Softmax <axis = 0> (scores)
+            attended = Mul (attention, values)
+            logit = ReduceSum (attended, axes)
+        """
         layer = self.queries_and_values
-        chunks = (rows.chunk(3) for rows in (layer.weight, layer.bias))
-        layer.weight, layer.bias = (nn.Parameter(torch.cat([query, right - wrong])) for query, wrong, right in chunks)
+        chunks = (rows.chunk(3) for rows in (layer.weight / self.scale, layer.bias))
+        weight, bias = (torch.cat([query, right - wrong]) for query, wrong, right in chunks)
+        return ServingGraph(nodes, {"mean": self.mean, "weight": weight, "bias": bias, "axes": torch.tensor([0, 1])})

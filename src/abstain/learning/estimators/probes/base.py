@@ -13,7 +13,6 @@ Notes:
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Self
@@ -43,6 +42,18 @@ class TrainingStep(NamedTuple):
     probe: Probe
 
 
+class ServingGraph(NamedTuple):
+    """What an exported probe computes from one answer's states.
+
+    Attributes:
+        nodes: Lines in the text syntax of ONNX, from `states` (tokens, d) to `logit` (1, 1), the difference z_1 - z_0.
+        constants: Weights and axes that they name. What depends only on weights is computed at export.
+    """
+
+    nodes: str
+    constants: dict[str, Tensor]
+
+
 class Probe(nn.Module, ABC):
     """A classifier of answers: two logits from S_in, the hidden states of the answer's tokens and EOS.
 
@@ -56,13 +67,11 @@ class Probe(nn.Module, ABC):
         mean: (d,) mean of the training tokens' states.
         scale: (d,) their standard deviation.
         architecture: Key in `PROBES`, set when the probe is fitted or loaded.
-        is_reduced: Whether this is the equivalent reduced copy for serving (`to_serving`).
     """
 
     mean: Tensor
     scale: Tensor
     architecture: str
-    is_reduced = False
 
     def __init__(self, d: int, **hyperparameters: float) -> None:
         super().__init__()
@@ -118,12 +127,11 @@ class Probe(nn.Module, ABC):
             lengths: int64 (B,) valid tokens of each row; None for a single answer.
 
         Returns:
-            float32 (B, 2), or (1, 2) for a single answer. An exported probe returns the difference z_1 - z_0, (B, 1) or
-            (1, 1), whose sigmoid is the confidence.
+            float32 (B, 2), or (1, 2) for a single answer.
         """
 
     def standardize(self, states: Tensor) -> Tensor:
-        """Standardize states: (states - mean) / scale. In a served probe the first layer's weights contain 1 / scale.
+        """Standardize states: (states - mean) / scale.
 
         Args:
             states: (..., d).
@@ -131,32 +139,16 @@ class Probe(nn.Module, ABC):
         Returns:
             (..., d).
         """
-        centred = states - self.mean
-        return centred if self.is_reduced else centred / self.scale
+        return (states - self.mean) / self.scale
 
-    def to_serving(self) -> Self:
-        """Make an equivalent probe with less arithmetic, whose only output is the difference of the logits.
+    @abstractmethod
+    def to_graph(self) -> ServingGraph:
+        """Make the graph of an exported probe: the forward pass of one answer, with less arithmetic.
 
-        The first layer's weights are divided by `scale` instead of the states. Means are still subtracted from states:
-        folded into the weights, they would leave a small difference of large numbers.
-
-        Returns:
-            A copy in evaluation mode.
+        The first layer's weights are divided by `scale` instead of the states, and weights of z_0 and z_1 are replaced
+        by those of z_1 - z_0. Means are still subtracted from states: folded into the weights, they would leave a small
+        difference of large numbers.
         """
-        probe = copy.deepcopy(self).eval()
-        with torch.no_grad():
-            probe.fold_scale_into_weights()
-            probe.merge_logits()
-        probe.is_reduced = True
-        return probe
-
-    @abstractmethod
-    def fold_scale_into_weights(self) -> None:
-        """Divide the first layer's weights by `scale`."""
-
-    @abstractmethod
-    def merge_logits(self) -> None:
-        """Replace the weights of z_0 and z_1 by those of z_1 - z_0."""
 
     def fit_preprocessing(self, train: TrainingRows) -> None:
         """Fit everything that needs no labels on the training tokens: here mean and standard deviation.

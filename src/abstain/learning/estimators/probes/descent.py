@@ -140,15 +140,6 @@ def probe_loss(logits: Tensor, correct: Tensor, weight: Tensor, huber_lambda: fl
     return loss + huber_lambda * huber_loss(gap, torch.zeros_like(gap), delta=huber_delta)
 
 
-def merge_logits(head: nn.Linear) -> None:
-    """Replace the weights of a head's logits z_0 and z_1 by those of z_1 - z_0.
-
-    Args:
-        head: A layer with two outputs.
-    """
-    head.weight, head.bias = (nn.Parameter(rows.diff(dim=0)) for rows in (head.weight, head.bias))
-
-
 def _train_epoch(
     probe: Probe, train: TrainingRows, optimizer: torch.optim.Optimizer, params: ProbeParams, generator: torch.Generator
 ) -> float:

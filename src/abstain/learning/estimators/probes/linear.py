@@ -4,8 +4,8 @@ Notes:
 
 * It is fitted by scikit-learn; its path consists of ever weaker penalties. With two thousand labels, the strength of
   the penalty matters more than the architecture.
-* The standardization of the fit is folded into the weights, and states are pooled before they are standardized: an
-  exported probe does arithmetic on only two states per answer.
+* The standardization of the fit is folded into the weights. An exported probe pools states before it centres them: it
+  does arithmetic on only two states per answer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 
 from abstain.config.params import ProbeParams
-from abstain.learning.estimators.probes.base import Probe, TrainingStep, masked_last, masked_mean
+from abstain.learning.estimators.probes.base import Probe, ServingGraph, TrainingStep, masked_last, masked_mean
 from abstain.learning.estimators.training_rows import MEMORY_VALUES, TrainingRows, iter_batches, pad
 
 LOGIT_VARIANCES = np.logspace(-1.5, 2.5, 9)
@@ -59,7 +59,7 @@ class LinearProbe(Probe):
 
     def forward(self, states: Tensor, lengths: Tensor | None) -> Tensor:
         difference: Tensor = self.head(self.pool_states(states, lengths))
-        return difference if self.is_reduced else torch.cat([torch.zeros_like(difference), difference], 1)
+        return torch.cat([torch.zeros_like(difference), difference], 1)
 
     def pool_states(self, states: Tensor, lengths: Tensor | None) -> Tensor:
         """Pool the standardized states.
@@ -73,11 +73,22 @@ class LinearProbe(Probe):
         """
         return torch.cat([self.standardize(pool(states, lengths)) for pool in (masked_mean, masked_last)], 1)
 
-    def fold_scale_into_weights(self) -> None:
-        self.head.weight.div_(self.scale.repeat(2))
-
-    def merge_logits(self) -> None:
-        """Do nothing: the head computes only the difference, because z_0 is 0."""
+    def to_graph(self) -> ServingGraph:
+        nodes = """
+            mean_state = ReduceMean (states, time_axis)
+            last_state = Gather (states, last)
+            pooled = Concat <axis = 1> (mean_state, last_state)
+            centred = Sub (pooled, mean)
+            logit = Gemm <transB = 1> (centred, weight, bias)
+        """
+        constants = {
+            "time_axis": torch.tensor([0]),
+            "last": torch.tensor([-1]),
+            "mean": self.mean.repeat(2),
+            "weight": self.head.weight / self.scale.repeat(2),
+            "bias": self.head.bias,
+        }
+        return ServingGraph(nodes, constants)
 
     @classmethod
     def count_steps(cls, params: ProbeParams) -> int:

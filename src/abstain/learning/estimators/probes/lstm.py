@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Self
 
+import torch
 from torch import Tensor, nn
 
 from abstain.config.params import ProbeParams
-from abstain.learning.estimators.probes.base import masked_last
-from abstain.learning.estimators.probes.descent import DescentProbe, DimensionDropout, Dropout, merge_logits
+from abstain.learning.estimators.probes.base import ServingGraph, masked_last
+from abstain.learning.estimators.probes.descent import DescentProbe, DimensionDropout, Dropout
 
 
 class LSTMProbe(DescentProbe):
@@ -39,11 +40,9 @@ class LSTMProbe(DescentProbe):
     def forward(self, states: Tensor, lengths: Tensor | None) -> Tensor:
         return self.reader(self.standardize(states), lengths)  # type: ignore[no-any-return]
 
-    def fold_scale_into_weights(self) -> None:
-        self.reader.lstm.get_parameter("weight_ih_l0").div_(self.scale)
-
-    def merge_logits(self) -> None:
-        self.reader.merge_logits()
+    def to_graph(self) -> ServingGraph:
+        nodes, constants = self.reader.to_graph(1 / self.scale)
+        return ServingGraph(f"sequence = Sub (states, mean)\n{nodes}", {"mean": self.mean, **constants})
 
 
 class LSTMHead(nn.Module):
@@ -77,6 +76,35 @@ class LSTMHead(nn.Module):
         output = final if lengths is None else masked_last(outputs.movedim(0, 1), lengths)
         return self.head(self.drop_output(output))  # type: ignore[no-any-return]
 
-    def merge_logits(self) -> None:
-        """Replace the head's weights by those of z_1 - z_0."""
-        merge_logits(self.head)
+    def to_graph(self, input_scale: Tensor | float = 1.0) -> ServingGraph:
+        """Make the graph from `sequence` (steps, inputs) to `logit` (1, 1).
+
+        Args:
+            input_scale: (inputs,) factors of the inputs, which the weights take over.
+
+        Returns:
+            Its nodes and constants.
+        """
+        nodes = f"""
+            steps = Unsqueeze (sequence, batch_axis)
+            outputs, final = LSTM <hidden_size = {self.lstm.hidden_size}> (steps, inputs, recurrence, biases)
+            output = Squeeze (final, direction_axis)
+            logit = Gemm <transB = 1> (output, head_weight, head_bias)
+        """
+        inputs, recurrence, input_bias, recurrent_bias = (_reorder_gates(weight) for weight in self.lstm.parameters())
+        constants = {
+            "batch_axis": torch.tensor([1]),
+            "direction_axis": torch.tensor([0]),
+            "inputs": (inputs * input_scale).unsqueeze(0),
+            "recurrence": recurrence.unsqueeze(0),
+            "biases": torch.cat([input_bias, recurrent_bias]).unsqueeze(0),
+            "head_weight": self.head.weight.diff(dim=0),
+            "head_bias": self.head.bias.diff(dim=0),
+        }
+        return ServingGraph(nodes, constants)
+
+
+def _reorder_gates(weight: Tensor) -> Tensor:
+    """Order the rows of the gates as ONNX does, (input, output, forget, cell); torch has the output gate last."""
+    input_gate, forget_gate, cell, output_gate = weight.chunk(4)
+    return torch.cat([input_gate, output_gate, forget_gate, cell])

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import Self
 
+import torch
 from torch import Tensor, nn
 
 from abstain.config.params import ProbeParams
-from abstain.learning.estimators.probes.base import masked_mean
-from abstain.learning.estimators.probes.descent import DescentProbe, Dropout, merge_logits
+from abstain.learning.estimators.probes.base import ServingGraph, masked_mean
+from abstain.learning.estimators.probes.descent import DescentProbe, Dropout
 
 
 class MLPProbe(DescentProbe):
@@ -42,8 +43,20 @@ class MLPProbe(DescentProbe):
         pooled = self.drop_inputs(self.standardize(masked_mean(states, lengths)))
         return self.head(self.drop_hidden(self.hidden(pooled).relu()))  # type: ignore[no-any-return]
 
-    def fold_scale_into_weights(self) -> None:
-        self.hidden.weight.div_(self.scale)
-
-    def merge_logits(self) -> None:
-        merge_logits(self.head)
+    def to_graph(self) -> ServingGraph:
+        nodes = """
+            mean_state = ReduceMean (states, time_axis)
+            centred = Sub (mean_state, mean)
+            hidden = Gemm <transB = 1> (centred, hidden_weight, hidden_bias)
+            active = Relu (hidden)
+            logit = Gemm <transB = 1> (active, head_weight, head_bias)
+        """
+        constants = {
+            "time_axis": torch.tensor([0]),
+            "mean": self.mean,
+            "hidden_weight": self.hidden.weight / self.scale,
+            "hidden_bias": self.hidden.bias,
+            "head_weight": self.head.weight.diff(dim=0),
+            "head_bias": self.head.bias.diff(dim=0),
+        }
+        return ServingGraph(nodes, constants)

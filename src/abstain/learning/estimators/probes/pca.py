@@ -17,6 +17,7 @@ from sklearn.utils.extmath import randomized_svd
 from torch import Tensor
 
 from abstain.config.params import ProbeParams
+from abstain.learning.estimators.probes.base import ServingGraph
 from abstain.learning.estimators.probes.descent import DescentProbe
 from abstain.learning.estimators.probes.lstm import LSTMHead
 from abstain.learning.estimators.training_rows import TrainingRows, iter_batches
@@ -56,11 +57,17 @@ class PCAProbe(DescentProbe):
     def forward(self, states: Tensor, lengths: Tensor | None) -> Tensor:
         return self.reader(self.standardize(states) @ self.projection, lengths)  # type: ignore[no-any-return]
 
-    def fold_scale_into_weights(self) -> None:
-        self.projection.div_(self.scale.unsqueeze(1))
-
-    def merge_logits(self) -> None:
-        self.reader.merge_logits()
+    def to_graph(self) -> ServingGraph:
+        nodes, constants = self.reader.to_graph()
+        constants |= {"mean": self.mean, "projection": self.projection / self.scale.unsqueeze(1)}
+        return ServingGraph(
+            f"""
+            centred = Sub (states, mean)
+            sequence = MatMul (centred, projection)
+            {nodes}
+            """,
+            constants,
+        )
 
     def fit_preprocessing(self, train: TrainingRows) -> None:
         """Fit mean and standard deviation, then the components of largest variance of the standardized training tokens.
