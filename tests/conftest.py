@@ -50,6 +50,8 @@ INHERITED = ("LANG", "CI", "SSL_CERT_FILE", "ABSTAIN_DTYPE")
 THREADS = max(1, (os.cpu_count() or 1) // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
 """Of each test process and each command that it starts, so that those of several do not wait for each other."""
 os.environ[KEY] = SERVER_KEY  # of the requests of the tests themselves
+os.environ["PREFECT_LOGGING_TO_API_ENABLED"] = "false"  # else a line of a log here starts a server
+os.environ["PREFECT_SERVER_ALLOW_EPHEMERAL_MODE"] = "false"  # and no flow or task of a test does
 os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))  # read when the first test imports numpy or torch
 
 # A shell starts a job in the background to ignore SIGINT, and all that this starts: then nothing that is stopped by it is.

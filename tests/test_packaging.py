@@ -168,6 +168,7 @@ def test_wheel_starts_a_project_and_holds_nothing_else(installed: Path, tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.soak(twin="test_wheel_starts_a_project_and_holds_nothing_else")
 def test_wheel_scores_an_answer(installed: Path, trained: tuple[Project, str]) -> None:
     project, _ = trained
     flags = ["--question", "What does the card cost?", "--answer", "Nothing.", "--context", "The card is free."]

@@ -110,6 +110,19 @@ def test_latency_benchmark_lists_scorers(project: Project) -> None:
     assert "skipped: entailment: A601: no model: set scorers.entailment_model in params.yaml" in printed
 
 
+def test_promote_and_rollback_without_another_version(
+    trained: tuple[Project, str], prefect_server: str, tmp_path: Path
+) -> None:
+    project = replace(copy_of(trained[0], tmp_path), server=prefect_server)
+    assert "unchanged: " in project.run("abstain", "promote")
+    back = project.abstain("rollback", "--reason", "complaints")
+    assert back.returncode == 1 and "v1.0.0" in back.stderr and back.stderr.count("\n") == 1
+    assert read_production(project)["version"] == "v1.0.0"
+
+
+new_holdout = pytest.mark.soak(twin="test_promote_and_rollback_without_another_version")
+
+
 @pytest.fixture(scope="module")
 def rejected(trained: tuple, prefect_server: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Project, str]:
     """A project after the retrain of another probe on another hold-out, and what that printed."""
@@ -124,6 +137,7 @@ def rejected(trained: tuple, prefect_server: str, tmp_path_factory: pytest.TempP
     return project, done.stdout + done.stderr
 
 
+@new_holdout
 def test_retrain_on_a_new_holdout_is_rejected(rejected: tuple[Project, str]) -> None:
     project, printed = rejected
     assert "rejected: probe v1.0.0 stays in production" in printed, printed
@@ -133,6 +147,7 @@ def test_retrain_on_a_new_holdout_is_rejected(rejected: tuple[Project, str]) -> 
     assert read_production(project)["version"] == "v1.0.0"
 
 
+@new_holdout
 def test_promote_on_a_new_holdout_and_rollback(rejected: tuple[Project, str]) -> None:
     project, _ = rejected
     decided = project.abstain("promote", "--accept-new-holdout", "a fortnight [more] of questions")

@@ -19,7 +19,7 @@ import psutil
 import pytest
 from distributed import Client
 from prefect import flow, task
-from prefect.settings import PREFECT_API_URL, PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from abstain.config.settings import Settings
 from abstain.core.contracts import Context, Interaction
@@ -186,7 +186,7 @@ def test_process_runner_stopped_leaves_no_process(
     prefect_server: str, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shards, "compute_shard", hanging)
-    runner = make_runner(Settings(home=tmp_path, runner="processes", workers=2))
+    runner = make_runner(Settings(home=tmp_path, runner="processes", workers=1))
 
     @task
     def fan_out() -> None:
@@ -202,8 +202,7 @@ def test_process_runner_stopped_leaves_no_process(
             future.result()
         assert multiprocessing.active_children() == []
 
-    # Without the thread of the logs, which would start a server of its own.
-    with temporary_settings({PREFECT_API_URL: prefect_server, PREFECT_LOGGING_TO_API_ENABLED: False}):
+    with temporary_settings({PREFECT_API_URL: prefect_server}):
         stopped()
     assert list((tmp_path / "features" / "jobs").iterdir()) == []
 

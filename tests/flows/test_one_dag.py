@@ -64,27 +64,41 @@ def complete_retrain_after_kills(project: Project) -> None:
     assert "Retrain" in project.git("log", "--oneline", "main", cwd=project.home / "origin.git")
 
 
-def repro_in_clone(project: Project, folder: Path, shared: tuple[str, ...]) -> dict:
-    """Return the lock that `dvc repro` makes in a clone of the origin, from nothing but `shared` parts of the home."""
+def clone_origin(project: Project, folder: Path) -> Project:
+    """A clone of the origin on another machine, which has the models and finds what was pushed."""
     laptop = Project(folder / "laptop", folder / "laptop-home")
     project.git("clone", "-q", str(project.home / "origin.git"), str(laptop.root))
     laptop.home.mkdir()
-    for name in shared:
-        (laptop.home / name).symlink_to(project.home / name)
+    (laptop.home / "models").symlink_to(project.home / "models")
     (folder / "empty").mkdir(exist_ok=True)
-    (laptop.root / "dvc.lock").unlink()
     remote = laptop.command(["dvc", "config", "core.remote"]).stdout.strip()
     pushed_to = laptop.command(["dvc", "config", f"remote.{remote}.url"], cwd=project.workspace).stdout.strip()
     laptop.command(["dvc", "remote", "modify", "--local", remote, "url", pushed_to])
+    return laptop
+
+
+def repro_in_clone(project: Project, folder: Path) -> dict:
+    """Return the lock that `dvc repro` makes in a clone of the origin, without cached features."""
+    laptop = clone_origin(project, folder)
+    (laptop.root / "dvc.lock").unlink()
     laptop.run("dvc", "pull", "--quiet", "data.dvc")
     laptop.run("dvc", "repro")
     return read_lock(laptop.root)
 
 
+def test_dvc_finds_the_stages_of_the_flow_done(trained: tuple[Project, str], tmp_path: Path) -> None:
+    laptop = clone_origin(trained[0], tmp_path)
+    laptop.run("dvc", "pull", "--quiet")
+    assert laptop.run("dvc", "status") == "Data and pipelines are up to date.\n"
+    laptop.edit_params("  confidence: 0.9 ", "  confidence: 0.8 ")
+    assert "tune_threshold:" in laptop.run("dvc", "status")
+
+
+@pytest.mark.soak(twin="test_dvc_finds_the_stages_of_the_flow_done")
 def test_dvc_repro_makes_same_lock_as_flow(trained: tuple[Project, str], tmp_path: Path) -> None:
     project = trained[0]
     flow = yaml.safe_load(project.git("show", "main:dvc.lock", cwd=project.home / "origin.git"))
-    assert repro_in_clone(project, tmp_path, ("models", "features")) == flow
+    assert repro_in_clone(project, tmp_path) == flow
 
 
 def write_first_layers(folder: Path, layers: int) -> None:
@@ -103,7 +117,7 @@ def test_retrain_killed_at_every_stage_same_lock(small_project: Project, tmp_pat
     write_first_layers(tmp_path / "model", 4)
     small_project.edit_params(params["llm"]["model"], str(tmp_path / "model"))
     complete_retrain_after_kills(small_project)
-    assert repro_in_clone(small_project, tmp_path, ("models",)) == read_lock(small_project.workspace)
+    assert repro_in_clone(small_project, tmp_path) == read_lock(small_project.workspace)
 
 
 STEPS = ("move 3", "dvc add", "git commit", "dvc push", "git push", "end")

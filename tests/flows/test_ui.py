@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import BrowserContext, Page, Route, expect
 from playwright.sync_api import TimeoutError as PlaywrightTimeout
 from prefect import flow
-from prefect.settings import PREFECT_API_URL, PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from abstain.reports.plots import PLOTS
 from abstain_tasks.monitoring.publish import publish_validation
@@ -127,8 +127,7 @@ def test_ui_links_report_page(up: Up, browser: BrowserContext, tmp_path: Path, m
     def publish() -> None:
         publish_validation(Workspace(tmp_path, 0))
 
-    # Without the thread of the logs, which would start a server of its own.
-    with temporary_settings({PREFECT_API_URL: up.api, PREFECT_LOGGING_TO_API_ENABLED: False}):
+    with temporary_settings({PREFECT_API_URL: up.api}):
         publish()
     page = browser.new_page()
     log_in(page)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from prefect import flow
-from prefect.settings import PREFECT_API_URL, PREFECT_LOGGING_TO_API_ENABLED, temporary_settings
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from abstain.core.codes import Code
 from abstain.core.errors import AbstainError
@@ -29,8 +29,7 @@ def fail_unwatched() -> None:
 
 
 def run_failing_flows(up: Up) -> None:
-    # Without the thread of the logs, which would start a server of its own.
-    with temporary_settings({PREFECT_API_URL: up.api, PREFECT_LOGGING_TO_API_ENABLED: False}):
+    with temporary_settings({PREFECT_API_URL: up.api}):
         for run in (fail_unwatched, fail):
             with pytest.raises(AbstainError):
                 run()
