@@ -4,16 +4,20 @@
 `small_project` has a part of the sample's answers as its data, for tests that must run it cold.
 """
 
+import fcntl
 import gc
 import json
 import os
+import pty
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -51,7 +55,7 @@ THREADS = max(1, (os.cpu_count() or 1) // int(os.environ.get("PYTEST_XDIST_WORKE
 """Of each test process and each command that it starts, so that those of several do not wait for each other."""
 os.environ[KEY] = SERVER_KEY  # of the requests of the tests themselves
 os.environ["PREFECT_LOGGING_TO_API_ENABLED"] = "false"  # else a line of a log here starts a server
-os.environ["PREFECT_SERVER_ALLOW_EPHEMERAL_MODE"] = "false"  # and no flow or task of a test does
+os.environ["PREFECT_SERVER_EPHEMERAL_ENABLED"] = "false"  # and no flow or task of a test does
 os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))  # read when the first test imports numpy or torch
 
 # A shell starts a job in the background to ignore SIGINT, and all that this starts: then nothing that is stopped by it is.
@@ -303,50 +307,107 @@ def copy_of(project: Project, folder: Path) -> Project:
     return copy
 
 
+SLEEPER = """
+from pathlib import Path
+from prefect import flow, task
+from prefect.futures import wait
+from abstain_tasks.runs.shell import run
+from abstain_tasks.runs.stopping import stop_threads_on_error
+
+@task
+def sleep():
+    run(["sh", "-c", "sleep 6000; true"], Path())
+
+@flow
+def sleeper():
+    with stop_threads_on_error():
+        wait([sleep.submit()])
+"""
+
+
 @dataclass(frozen=True)
 class Up:
-    """What `make up` serves in the project that the demo has run in."""
+    """What `make up` serves for a project, and what it printed."""
 
     project: Project
     ui: int
     reports: int
     gate: int
+    printed: str = ""
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.ui}"
 
     @property
     def api(self) -> str:
-        return f"http://127.0.0.1:{self.ui}/api"
+        return f"{self.address}/api"
 
     def call(self, what: str, alerts_to: str | None = "", **others: str) -> subprocess.CompletedProcess[str]:
         """`python -m abstain_tasks.server up|down|automations`; `alerts_to`: None where the variable is not set."""
-        variables = others | {
-            "ABSTAIN_UI_PORT": self.ui,
-            "ABSTAIN_REPORTS_PORT": self.reports,
-            "ABSTAIN_GATE_PORT": self.gate,
-            "ABSTAIN_ALERT_URL": alerts_to,
-        }
+        variables = others | self._ports | {"ABSTAIN_ALERT_URL": alerts_to}
         unset = [f"--unset={name}" for name, value in variables.items() if value is None]
         settings = [f"{name}={value}" for name, value in variables.items() if value is not None]
         return self.project.command(["env", *unset, *settings, sys.executable, "-m", "abstain_tasks.server", what])
 
+    @property
+    def _ports(self) -> dict[str, str]:
+        names = ("ABSTAIN_UI_PORT", "ABSTAIN_REPORTS_PORT", "ABSTAIN_GATE_PORT")
+        return dict(zip(names, map(str, (self.ui, self.reports, self.gate)), strict=True))
 
-@pytest.fixture(scope="session")
-def up(trained: tuple[Project, str]) -> Iterator[Up]:
-    """Up for all tests that look at it or report to it; at the end nothing is left, and the ports are free."""
-    served = Up(trained[0], free_port(), free_port(), free_port())
-    (trained[0].home / "server.key").write_text(SERVER_KEY)
+    def start_in_terminal(self) -> str:
+        """Run `make up` in a terminal that is closed afterwards, and return what it printed."""
+        terminal, inside = pty.openpty()
+        shell = subprocess.Popen(
+            ["sh", "-c", f"{sys.executable} -m abstain_tasks.server up; echo ended with $?.; exec sleep 600"],
+            cwd=self.project.root,
+            env=self.project.environment | self._ports,
+            stdin=inside,
+            stdout=inside,
+            stderr=inside,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(inside)
+        printed = b""
+        while not re.search(rb"ended with \d+\.", printed):
+            printed += os.read(terminal, 65536)
+        os.close(terminal)
+        shell.send_signal(signal.SIGHUP)  # the kernel's own waits where a process elsewhere still has the other end
+        assert shell.wait(60) == -signal.SIGHUP
+        assert b"ended with 0." in printed, printed
+        return printed.decode().replace("\r\n", "\n")
+
+
+@contextmanager
+def start_up(project: Project) -> Iterator[Up]:
+    """`make up` in a terminal that is closed, with a deployment that sleeps; at the end nothing is left."""
+    (project.home / "server.key").write_text(SERVER_KEY)
+    (project.root / "flows" / "sleeper.py").write_text(SLEEPER)
+    deployment = "  - {name: now, description: sleep, entrypoint: flows/sleeper.py:sleeper, work_pool: {name: local}}\n"
+    with (project.root / "prefect.yaml").open("a") as file:
+        file.write(deployment)
+    project.git("add", "--all")
+    project.git("commit", "-qm", "A flow that sleeps")
+    served = Up(project, free_port(), free_port(), free_port())
     try:
-        started = served.call("up")
-        assert started.returncode == 0, started.stdout + started.stderr
-        assert f"reports      http://127.0.0.1:{served.reports}\n" in started.stdout
-        assert f"gate         http://127.0.0.1:{served.gate}\n" in started.stdout
-        yield served
+        yield replace(served, printed=served.start_in_terminal())
     finally:
         down = served.call("down")
-    assert down.returncode == 0 and down.stdout == "stopped\n", down.stdout + down.stderr
-    assert processes_of(served.project) == []
+    assert down.stdout in ("stopped\n", "nothing is up\n"), down.stdout + down.stderr
+    assert processes_of(project) == []
     for port in (served.ui, served.reports):
         with socket.create_server(("127.0.0.1", port)):
             pass
+
+
+@pytest.fixture(scope="session")
+def up(trained: tuple[Project, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """Up for all tests that look at it or report to it: a copy of the project that the demo has run in."""
+    project = copy_of(trained[0], tmp_path_factory.mktemp("up"))
+    shutil.copytree(trained[0].home / "prefect", project.home / "prefect")
+    with start_up(project) as served:
+        yield served
 
 
 @pytest.fixture(scope="session")

@@ -1,19 +1,16 @@
 """`make up`, `make down` and the temporary server of a run: no process is left behind."""
 
-import fcntl
 import os
-import pty
 import re
 import signal
 import socket
 import sqlite3
 import subprocess
 import sys
-import termios
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -24,28 +21,11 @@ from supervisor.childutils import getRPCInterface  # type: ignore[import-untyped
 
 from abstain_tasks.server.addresses import KEY, post
 from abstain_tasks.server.processes import is_responding
-from tests.conftest import MODELS, ROOT, SERVER_KEY, Project, Up, list_processes, new_project, processes_of
+from tests.conftest import MODELS, ROOT, Project, Up, list_processes, new_project, processes_of, start_up
 from tests.ports import free_port
 from tests.prefect_database import give_tables
 
 pytestmark = pytest.mark.slow
-
-SLEEPER = """
-from pathlib import Path
-from prefect import flow, task
-from prefect.futures import wait
-from abstain_tasks.runs.shell import run
-from abstain_tasks.runs.stopping import stop_threads_on_error
-
-@task
-def sleep():
-    run(["sh", "-c", "sleep 6000; true"], Path())
-
-@flow
-def sleeper():
-    with stop_threads_on_error():
-        wait([sleep.submit()])
-"""
 
 RUN = """
 import time
@@ -89,29 +69,10 @@ def project(checkout: Project, tmp_path: Path) -> Project:
     return make_project(checkout, tmp_path)
 
 
-def run_up_in_terminal(up: Up) -> str:
-    """Run `make up` in a terminal that is closed afterwards, and return what it printed."""
-    ports = {"ABSTAIN_UI_PORT": up.ui, "ABSTAIN_REPORTS_PORT": up.reports, "ABSTAIN_GATE_PORT": up.gate}
-    terminal, inside = pty.openpty()
-    shell = subprocess.Popen(
-        ["sh", "-c", f"{sys.executable} -m abstain_tasks.server up; echo ended with $?.; exec sleep 600"],
-        cwd=up.project.root,
-        env=up.project.environment | {name: str(port) for name, port in ports.items()},
-        stdin=inside,
-        stdout=inside,
-        stderr=inside,
-        start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-    )
-    os.close(inside)
-    printed = b""
-    while not re.search(rb"ended with \d+\.", printed):
-        printed += os.read(terminal, 65536)
-    os.close(terminal)
-    shell.send_signal(signal.SIGHUP)  # the kernel's own waits where a process elsewhere still has the other end
-    assert shell.wait(60) == -signal.SIGHUP
-    assert b"ended with 0." in printed, printed
-    return printed.decode().replace("\r\n", "\n")
+@pytest.fixture
+def own_up(project: Project) -> Iterator[Up]:
+    with start_up(project) as served:
+        yield served
 
 
 def find_process(project: Project, *words: str) -> psutil.Process:
@@ -150,87 +111,61 @@ def require_key_and_origin(api: str, *origins: str) -> None:
             assert reply.headers.get("Access-Control-Allow-Origin") == allowed
 
 
-@dataclass(frozen=True)
-class Served(Up):
-    """A project after `make up` in a terminal that is closed."""
-
-    printed: str = ""
-
-    @property
-    def address(self) -> str:
-        return self.api.removesuffix("/api")
-
-    def sleeps(self) -> bool:
-        return "sleep 6000" in processes_of(self.project)
+def is_sleeping(up: Up) -> bool:
+    return "sleep 6000" in processes_of(up.project)
 
 
-@pytest.fixture(scope="module")
-def served(checkout: Project, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    project = make_project(checkout, tmp_path_factory.mktemp("served"))
-    (project.home / "server.key").write_text(SERVER_KEY)
-    (project.root / "flows" / "sleeper.py").write_text(SLEEPER)
-    deployment = "  - {name: now, description: sleep, entrypoint: flows/sleeper.py:sleeper, work_pool: {name: local}}\n"
-    with (project.root / "prefect.yaml").open("a") as file:
-        file.write(deployment)
-    project.git("add", "--all")
-    project.git("commit", "-qm", "A flow that sleeps")
-    up = Served(project, free_port(), free_port(), free_port())
-    try:
-        yield replace(up, printed=run_up_in_terminal(up))
-    finally:
-        if processes_of(project):
-            up.call("down")
-
-
-def test_up_serves_deployments_to_holders_of_key(served: Served) -> None:
-    assert f"(log in with the text of {served.project.home / 'server.key'})\n" in served.printed
+def test_up_serves_deployments_to_holders_of_key(up: Up) -> None:
+    assert f"(log in with the text of {up.project.home / 'server.key'})\n" in up.printed
     for deployment in ("retrain/nightly", "ingest/hourly", "monitor/daily", "retention/weekly", "extract/gpu"):
-        assert deployment in served.printed
-    gate = f"http://127.0.0.1:{served.gate}"
-    assert f"\ngate         {gate}\n" in served.printed and "nothing is live" in httpx.get(gate, timeout=30).text
+        assert deployment in up.printed
+    for name, port, path in (("gate", up.gate, "/healthz"), ("reports", up.reports, "")):
+        address = f"http://127.0.0.1:{port}"
+        assert re.search(rf"\n{name} +{address}\n", up.printed)
+        assert httpx.get(address + path, timeout=30).status_code == 200
     # A browser asks this server, not the one at port 4200.
-    assert httpx.get(f"{served.address}/ui-settings").json()["api_url"] == served.api
-    require_key_and_origin(served.api, served.address, served.address.replace("127.0.0.1", "localhost"))
-    assert (served.project.home / "up.sock").stat().st_mode & 0o777 == 0o700
+    assert httpx.get(f"{up.address}/ui-settings").json()["api_url"] == up.api
+    require_key_and_origin(up.api, up.address, up.address.replace("127.0.0.1", "localhost"))
+    assert (up.project.home / "up.sock").stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.soak(twin="test_up_serves_deployments_to_holders_of_key")
-def test_up_again_starts_what_is_missing(served: Served) -> None:
-    supervisor = getRPCInterface({"SUPERVISOR_SERVER_URL": f"unix://{served.project.home}/up.sock"}).supervisor
+def test_up_again_starts_what_is_missing(up: Up) -> None:
+    supervisor = getRPCInterface({"SUPERVISOR_SERVER_URL": f"unix://{up.project.home}/up.sock"}).supervisor
     for program in ("work:gate", "work:worker"):
         supervisor.stopProcess(program)
-    again = served.call("up")
-    assert again.stdout.startswith(f"started gate, worker, deployments: {served.address}\n"), again
-    assert is_responding(f"http://127.0.0.1:{served.gate}/healthz")
-    killed = find_process(served.project, "server", "start")
+    again = up.call("up")
+    assert again.stdout.startswith(f"started gate, worker, deployments: {up.address}\n"), again
+    assert is_responding(f"http://127.0.0.1:{up.gate}/healthz")
+    killed = find_process(up.project, "server", "start")
     killed.kill()
-    wait_until(lambda: not killed.is_running() and is_responding(f"{served.api}/health"), 15)
+    wait_until(lambda: not killed.is_running() and is_responding(f"{up.api}/health"), 15)
 
 
-def test_up_printed_command_runs_deployment_and_cancels(served: Served) -> None:
-    command = served.printed.partition("in the UI, or: ")[2].splitlines()[0]
-    started = served.project.command(["sh", "-c", command.replace("retrain/nightly", "sleeper/now")])
+def test_up_printed_command_runs_deployment_and_cancels(up: Up) -> None:
+    command = up.printed.partition("in the UI, or: ")[2].splitlines()[0]
+    started = up.project.command(["sh", "-c", command.replace("retrain/nightly", "sleeper/now")])
     assert started.returncode == 0, started.stderr
-    wait_until(served.sleeps, 90)
-    (sleeper,) = post(f"{served.api}/flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["RUNNING"]}}}})
-    post(f"{served.api}/flow_runs/{sleeper['id']}/set_state", {"state": {"type": "CANCELLING"}})  # as the UI does
-    wait_until(lambda: not served.sleeps(), 100)
-    wait_until(lambda: read_states(served.project, "sleeper") == ["CANCELLED"], 100)
+    wait_until(lambda: is_sleeping(up), 90)
+    (sleeper,) = post(f"{up.api}/flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["RUNNING"]}}}})
+    post(f"{up.api}/flow_runs/{sleeper['id']}/set_state", {"state": {"type": "CANCELLING"}})  # as the UI does
+    wait_until(lambda: not is_sleeping(up), 100)
+    wait_until(lambda: read_states(up.project, "sleeper") == ["CANCELLED"], 100)
 
 
 @pytest.mark.soak(twin="test_up_serves_deployments_to_holders_of_key")
-def test_down_after_killed_worker_leaves_nothing(served: Served) -> None:
-    project = served.project
+def test_down_after_killed_worker_leaves_nothing(own_up: Up) -> None:
+    project = own_up.project
     earlier = read_states(project, "sleeper")
-    (deployment,) = post(f"{served.api}/deployments/filter", {"flows": {"name": {"any_": ["sleeper"]}}})
-    post(f"{served.api}/deployments/{deployment['id']}/create_flow_run", {})
-    wait_until(served.sleeps, 90)
+    (deployment,) = post(f"{own_up.api}/deployments/filter", {"flows": {"name": {"any_": ["sleeper"]}}})
+    post(f"{own_up.api}/deployments/{deployment['id']}/create_flow_run", {})
+    wait_until(lambda: is_sleeping(own_up), 90)
     find_process(project, "worker", "start").kill()  # which leaves its run to itself
-    down = served.call("down")
+    down = own_up.call("down")
     assert down.returncode == 0 and down.stdout == "stopped\n", down.stdout + down.stderr
     assert processes_of(project) == [] and not list(project.home.glob("up.*"))
     assert sorted(read_states(project, "sleeper")) == sorted([*earlier, "CRASHED"])
-    assert served.call("down").stdout == "nothing is up\n"
+    assert own_up.call("down").stdout == "nothing is up\n"
 
 
 def test_server_commands_fail_in_one_line(project: Project) -> None:
