@@ -6,14 +6,12 @@ Notes:
   tokens on one core.
 * Throughput is that of `OnnxProbe.confidence` on answers of many lengths, one at a time, in one thread. It is measured
   in turns with torch's eager mode, one answer at a time without padding and in padded batches of 32.
-* Weights are random, because time does not depend on them. Each export needs a process of its own.
+* Weights are random, because time does not depend on them.
 """
 
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +21,7 @@ from torch import Tensor
 
 from abstain.config.params import Architecture, load_params
 from abstain.learning.estimators.onnx_probe import OnnxProbe, export_probe, measure_parity
-from abstain.learning.estimators.probe_registry import PROBES, load_probe, save_probe
+from abstain.learning.estimators.probe_registry import PROBES
 from abstain.learning.estimators.probes.base import Probe, logits_to_confidence
 from abstain.learning.estimators.training_rows import pad
 from abstain.serving.scorer_latency import measure_p99_ms
@@ -54,10 +52,9 @@ def make_answers(width: int) -> list[Tensor]:
 
 def measure_architecture(architecture: Architecture, width: int, folder: Path, repeats: int) -> Iterator[str]:
     """Yield a line of each table: latency and size; answers per second of torch in both ways and of ONNX."""
-    weights, file = folder / "probe.safetensors", folder / "probe.onnx"
-    save_probe(make_untrained_probe(architecture, width), weights)
-    subprocess.run([sys.executable, "-m", "benchmarks.probe", "--export", str(weights), str(file)], check=True)
-    probe, onnx_probe, rows = load_probe(weights), OnnxProbe(file), make_answers(width)
+    probe, file, rows = make_untrained_probe(architecture, width), folder / "probe.onnx", make_answers(width)
+    export_probe(probe, file, {})
+    onnx_probe = OnnxProbe(file)
     row = [torch.randn(TOKENS, width, generator=torch.Generator().manual_seed(0))]
     latency = measure_p99_ms(lambda: onnx_probe.predict(row))
     yield (
@@ -68,7 +65,7 @@ def measure_architecture(architecture: Architecture, width: int, folder: Path, r
     @torch.inference_mode()
     def run_singly() -> None:
         for row in rows:
-            logits_to_confidence(probe(row, None)).numpy()
+            logits_to_confidence(probe(*pad([row]))).numpy()
 
     @torch.inference_mode()
     def in_batches() -> None:
@@ -91,12 +88,7 @@ def main() -> None:
     parser.add_argument("--widths", type=int, nargs="*", default=[576, 4096], help="of the base model's states")
     parser.add_argument("--architectures", nargs="*", choices=ARCHITECTURES, default=ARCHITECTURES)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--export", type=Path, nargs=2, metavar=("WEIGHTS", "FILE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.export:
-        weights, file = options.export
-        export_probe(load_probe(weights), file, {})
-        return
     torch.set_num_threads(1)
     latencies, throughputs = [], []
     with tempfile.TemporaryDirectory() as folder:

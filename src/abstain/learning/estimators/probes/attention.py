@@ -44,12 +44,12 @@ class AttentionProbe(DescentProbe):
     def describe(cls, params: ProbeParams) -> str:
         return f"attention pooling with {HEADS} heads, {cls.describe_training(params)}"
 
-    def forward(self, states: Tensor, lengths: Tensor | None) -> Tensor:
+    def forward(self, states: Tensor, lengths: Tensor) -> Tensor:
         standardized = self.dropout(self.standardize(states))
         scores, *values = self.queries_and_values(standardized).split(self.heads, -1)
         attention = masked_softmax(scores, lengths)
         logits = torch.cat([(attention * class_values).sum((-2, -1), keepdim=True) for class_values in values], -1)
-        return logits.flatten(0, -2)  # (B, 1, 2) of a batch until here
+        return logits.squeeze(1)
 
     def to_graph(self) -> ServingGraph:
         nodes = """

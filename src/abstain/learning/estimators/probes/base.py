@@ -2,9 +2,8 @@
 
 Notes:
 
-* Rows are padded at the end, and the padding values do not matter. A single answer has no padding and skips masking:
-  `masked_mean`, `masked_last` and `masked_softmax` below handle both cases, so training and serving use one forward
-  pass.
+* Rows are padded at the end, and the padding values do not matter. An exported probe reads one answer, without padding
+  and masks: `to_graph` describes it, and each export is compared with `forward`.
 * States are standardized inside the module by the training tokens' mean and standard deviation: a few dimensions of a
   residual stream are orders of magnitude larger than the rest, and a served model must not need a side file.
 * A fit is a *path* of probes of growing capacity, epoch by epoch or penalty by penalty. `cross_validation` selects the
@@ -119,15 +118,15 @@ class Probe(nn.Module, ABC):
         """
 
     @abstractmethod
-    def forward(self, states: Tensor, lengths: Tensor | None) -> Tensor:
+    def forward(self, states: Tensor, lengths: Tensor) -> Tensor:
         """Compute the logits z.
 
         Args:
-            states: float32 (B, T, d), padded at the end; (T, d) for a single answer.
-            lengths: int64 (B,) valid tokens of each row; None for a single answer.
+            states: float32 (B, T, d), padded at the end.
+            lengths: int64 (B,) valid tokens of each row.
 
         Returns:
-            float32 (B, 2), or (1, 2) for a single answer.
+            float32 (B, 2).
         """
 
     def standardize(self, states: Tensor) -> Tensor:
@@ -204,51 +203,45 @@ def logits_to_confidence(logits: Tensor) -> Tensor:
     return logits.softmax(-1)[:, 1]
 
 
-def masked_mean(values: Tensor, lengths: Tensor | None) -> Tensor:
+def masked_mean(values: Tensor, lengths: Tensor) -> Tensor:
     """Compute the mean over the valid tokens.
 
     Args:
-        values: (B, T, n), or (T, n) of a single answer.
-        lengths: int64 (B,) valid tokens of each row; None for a single answer.
+        values: (B, T, n).
+        lengths: int64 (B,) valid tokens of each row.
 
     Returns:
-        (B, n), or (1, n).
+        (B, n).
     """
-    if lengths is None:
-        return values.mean(0, keepdim=True)
     share = _make_valid_mask(values, lengths) / lengths.unsqueeze(1)
     return (share.unsqueeze(1) @ values).squeeze(1)
 
 
-def masked_last(values: Tensor, lengths: Tensor | None) -> Tensor:
+def masked_last(values: Tensor, lengths: Tensor) -> Tensor:
     """Select the last valid token.
 
     Args:
-        values: (B, T, n), or (T, n) of a single answer.
-        lengths: int64 (B,) valid tokens of each row; None for a single answer.
+        values: (B, T, n).
+        lengths: int64 (B,) valid tokens of each row.
 
     Returns:
-        (B, n), or (1, n).
+        (B, n).
     """
-    if lengths is None:
-        return values[-1:]
     index = (lengths - 1).reshape(-1, 1, 1).expand(-1, 1, values.shape[2])
     return values.gather(1, index).squeeze(1)
 
 
-def masked_softmax(scores: Tensor, lengths: Tensor | None) -> Tensor:
+def masked_softmax(scores: Tensor, lengths: Tensor) -> Tensor:
     """Compute the softmax over the valid tokens; padding gets 0.
 
     Args:
-        scores: (B, T, n), or (T, n) of a single answer.
-        lengths: int64 (B,) valid tokens of each row; None for a single answer.
+        scores: (B, T, n).
+        lengths: int64 (B,) valid tokens of each row.
 
     Returns:
         A tensor of the same shape that sums to 1 over T.
     """
-    if lengths is not None:
-        scores = scores.masked_fill(~_make_valid_mask(scores, lengths).unsqueeze(2), float("-inf"))
-    return scores.softmax(-2)
+    return scores.masked_fill(~_make_valid_mask(scores, lengths).unsqueeze(2), float("-inf")).softmax(-2)
 
 
 def _make_valid_mask(values: Tensor, lengths: Tensor) -> Tensor:

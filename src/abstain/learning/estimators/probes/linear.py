@@ -57,19 +57,19 @@ class LinearProbe(Probe):
     def describe(cls, params: ProbeParams) -> str:
         return "logistic regression on the mean and the last state"
 
-    def forward(self, states: Tensor, lengths: Tensor | None) -> Tensor:
+    def forward(self, states: Tensor, lengths: Tensor) -> Tensor:
         difference: Tensor = self.head(self.pool_states(states, lengths))
         return torch.cat([torch.zeros_like(difference), difference], 1)
 
-    def pool_states(self, states: Tensor, lengths: Tensor | None) -> Tensor:
+    def pool_states(self, states: Tensor, lengths: Tensor) -> Tensor:
         """Pool the standardized states.
 
         Args:
-            states: (B, T, d), or (T, d) of a single answer.
-            lengths: int64 (B,) valid tokens of each row; None for a single answer.
+            states: (B, T, d).
+            lengths: int64 (B,) valid tokens of each row.
 
         Returns:
-            [mean, last], (B, 2 d) or (1, 2 d).
+            [mean, last], (B, 2 d).
         """
         return torch.cat([self.standardize(pool(states, lengths)) for pool in (masked_mean, masked_last)], 1)
 

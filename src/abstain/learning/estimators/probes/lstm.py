@@ -1,7 +1,7 @@
 """The probe of Huang et al.: an LSTM over the answer's hidden states with a 2-way head (section 3.1, eq. 6).
 
 The last *valid* output is gathered by length. A unidirectional LSTM's output at a step does not depend on later ones,
-so this equals a packed sequence. For a single answer it is the final state.
+so this equals a packed sequence.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LSTMProbe(DescentProbe):
     def describe(cls, params: ProbeParams) -> str:
         return f"LSTM({params.hidden}), {cls.describe_training(params)}"
 
-    def forward(self, states: Tensor, lengths: Tensor | None) -> Tensor:
+    def forward(self, states: Tensor, lengths: Tensor) -> Tensor:
         return self.reader(self.standardize(states), lengths)  # type: ignore[no-any-return]
 
     def to_graph(self) -> ServingGraph:
@@ -61,20 +61,18 @@ class LSTMHead(nn.Module):
         self.drop_output = Dropout(dropout)
         self.head = nn.Linear(hidden, 2)
 
-    def forward(self, sequences: Tensor, lengths: Tensor | None) -> Tensor:
+    def forward(self, sequences: Tensor, lengths: Tensor) -> Tensor:
         """Compute the logits.
 
         Args:
-            sequences: (B, T, inputs), padded at the end; (T, inputs) for a single answer.
-            lengths: int64 (B,) valid steps of each row; None for a single answer.
+            sequences: (B, T, inputs), padded at the end.
+            lengths: int64 (B,) valid steps of each row.
 
         Returns:
-            (B, 2), or (1, 2) for a single answer.
+            (B, 2).
         """
-        # Time is the first axis, as in ONNX and in a single answer: then the exported graph needs no transpose.
-        outputs, (final, _) = self.lstm(self.drop_inputs(sequences).movedim(-2, 0))
-        output = final if lengths is None else masked_last(outputs.movedim(0, 1), lengths)
-        return self.head(self.drop_output(output))  # type: ignore[no-any-return]
+        outputs, _ = self.lstm(self.drop_inputs(sequences).movedim(1, 0))
+        return self.head(self.drop_output(masked_last(outputs.movedim(0, 1), lengths)))  # type: ignore[no-any-return]
 
     def to_graph(self, input_scale: Tensor | float = 1.0) -> ServingGraph:
         """Make the graph from `sequence` (steps, inputs) to `logit` (1, 1).

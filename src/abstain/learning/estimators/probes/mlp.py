@@ -39,7 +39,7 @@ class MLPProbe(DescentProbe):
     def describe(cls, params: ProbeParams) -> str:
         return f"MLP({params.hidden}) on the mean state, {cls.describe_training(params)}"
 
-    def forward(self, states: Tensor, lengths: Tensor | None) -> Tensor:
+    def forward(self, states: Tensor, lengths: Tensor) -> Tensor:
         pooled = self.drop_inputs(self.standardize(masked_mean(states, lengths)))
         return self.head(self.drop_hidden(self.hidden(pooled).relu()))  # type: ignore[no-any-return]
 

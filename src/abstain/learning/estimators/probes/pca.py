@@ -54,7 +54,7 @@ class PCAProbe(DescentProbe):
     def describe(cls, params: ProbeParams) -> str:
         return f"LSTM({params.hidden}) on {COMPONENTS} principal components, {cls.describe_training(params)}"
 
-    def forward(self, states: Tensor, lengths: Tensor | None) -> Tensor:
+    def forward(self, states: Tensor, lengths: Tensor) -> Tensor:
         return self.reader(self.standardize(states) @ self.projection, lengths)  # type: ignore[no-any-return]
 
     def to_graph(self) -> ServingGraph:
