@@ -394,7 +394,7 @@ def start_up(project: Project) -> Iterator[Up]:
         yield replace(served, printed=served.start_in_terminal())
     finally:
         down = served.call("down")
-    assert down.stdout in ("stopped\n", "nothing is up\n"), down.stdout + down.stderr
+    assert down.returncode == 0 and down.stdout in ("stopped\n", "nothing is up\n"), down.stdout + down.stderr
     assert processes_of(project) == []
     for port in (served.ui, served.reports):
         with socket.create_server(("127.0.0.1", port)):

@@ -12,6 +12,7 @@ from abstain.core.errors import AbstainError
 from abstain.learning.estimators.onnx_probe import OnnxProbe, copy_with_metadata, export_probe, measure_parity
 from abstain.learning.estimators.probes.base import Probe, logits_to_confidence
 from abstain.learning.estimators.training_rows import pad
+from tests.conftest import ROOT
 from tests.learning.estimators.builders import EVERY_KIND, D, build_probe, ragged, weights, write_mean_probe
 from tests.tolerance import assert_near
 
@@ -71,6 +72,7 @@ def test_export_probe_is_reproducible_and_batch_invariant(architecture: Architec
     served, rows = export(build_probe(architecture), one), ragged(*(n % 9 + 1 for n in range(20)))
     export(build_probe(architecture), other)
     assert one.read_bytes() == other.read_bytes()
+    assert str(ROOT).encode() not in one.read_bytes()
     alone = np.concatenate([served.predict([row]) for row in rows])
     assert_near(served.predict(iter(rows)), alone)
     assert_near(served.predict(rows[::-1]), alone[::-1])

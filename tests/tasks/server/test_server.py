@@ -156,6 +156,7 @@ def test_up_printed_command_runs_deployment_and_cancels(up: Up) -> None:
 @pytest.mark.soak(twin="test_up_serves_deployments_to_holders_of_key")
 def test_down_after_killed_worker_leaves_nothing(own_up: Up) -> None:
     project = own_up.project
+    assert "nothing is live" in httpx.get(f"http://127.0.0.1:{own_up.gate}", timeout=30).text
     earlier = read_states(project, "sleeper")
     (deployment,) = post(f"{own_up.api}/deployments/filter", {"flows": {"name": {"any_": ["sleeper"]}}})
     post(f"{own_up.api}/deployments/{deployment['id']}/create_flow_run", {})
