@@ -149,6 +149,17 @@ def test_ingest_newer_document_replaces_chunks_others_conflict(tmp_path: Path) -
         assert bytes_of(tmp_path / f"{order}") == before
 
 
+def test_ingest_reclassified_document_conflicts_beside_current(tmp_path: Path) -> None:
+    data, first = tmp_path / "data", document_file(tmp_path, "first.md")
+    second = tmp_path / "second.md"
+    second.write_text(markdown().replace("entitlements: []", "entitlements: [staff]"))
+    for accepted in (1, 0):
+        report = take(data, first, second)
+        assert (report.accepted, report.quarantined) == (accepted, 1)
+    assert take(data, second).accepted == 1
+    assert [found.entitlements for found in read_documents(DataStore(data).list_document_files())] == [("staff",)]
+
+
 def test_ingest_rows_that_fail_validation_are_quarantined(tmp_path: Path) -> None:
     bad = [row("bad", thumb=thumb()), row("bad", review=verdict()), row("bad"), row(thumb=thumb())]
     file = write_lines(tmp_path / "a.jsonl", *bad, row(review=verdict()), row("fine", review=verdict()), row("fine"))

@@ -8,7 +8,8 @@ Notes:
 * A thumb or review that comes before its interaction is pending, not rejected: the queue that carries thumbs is often
   faster than the one that carries answers.
 * The newest version of a document wins, wherever it stands in the batch. A version that was accepted once and is
-  outdated by now is a duplicate; one that was outdated before it came is rejected.
+  outdated by now is a duplicate; one that was outdated before it came is rejected. Of one date, other content is a
+  conflict, unless the current document has got another product or other entitlements and is not in the batch itself.
 """
 
 from __future__ import annotations
@@ -236,12 +237,16 @@ def resolve_documents(
     versions = [compute_document_version(row.raw) for row in rows]
     winners: dict[str, ParsedRow] = {}
     newest = dict(current)
+    unchanged = {
+        row.document.doc_id for row in rows if row.document and _is_same(row, current.get(row.document.doc_id))
+    }
     for row, version in zip(rows, versions, strict=True):
         document = row.document
         if document is None or version in rejected:
             continue
         best = newest.setdefault(document.doc_id, document)
-        if document.updated_at > best.updated_at or _is_reclassified(document, current.get(document.doc_id)):
+        is_reclassified = document.doc_id not in unchanged and _is_reclassified(document, current.get(document.doc_id))
+        if document.updated_at > best.updated_at or is_reclassified:
             newest[document.doc_id] = document
 
     def decide(row: ParsedRow, version: str) -> RowDecision:
