@@ -12,7 +12,7 @@ EXTRAS := s3 dask postgres names familiarity documents otel # of which there are
 COMPILE = $(BIN)/uv pip compile -q --universal --python-version 3.11 --excludes requirements.excludes.txt --no-header \
   --no-annotate pyproject.toml
 IN_MEMORY := $(if $(wildcard /dev/shm),PYTEST_DEBUG_TEMPROOT=/dev/shm) # many small files: a disk may take a quarter longer
-PYTEST := $(BIN)/pytest -n auto --dist loadgroup --no-loadscope-reorder
+PYTEST := $(BIN)/pytest -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 
 # If pip has local wheels (PIP_FIND_LINKS), uv uses them too; otherwise torch is the CPU build, which suffices for a probe.
 ifdef PIP_FIND_LINKS

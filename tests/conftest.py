@@ -81,12 +81,6 @@ def pytest_make_parametrize_id(val: object) -> str | None:
     return f"{val[:40]!r}..." if isinstance(val, str | bytes) and len(val) > 60 else None
 
 
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """As many processes as there are cores, and one more for slow tests: many wait for what they have started."""
-    waits = "not slow" not in config.option.markexpr
-    return min((os.cpu_count() or 1) + waits, 4)
-
-
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest starts first, fast tests last; otherwise a file stays in one process, for its fixtures' sake."""

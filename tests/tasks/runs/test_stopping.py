@@ -70,23 +70,23 @@ def have_ended(processes: list[psutil.Process]) -> bool:
 
 
 @pytest.mark.heavy
-@pytest.mark.parametrize(
-    ("number", "first"),
-    [
-        *((number, "") for number in SIGNALS),
-        pytest.param(signal.SIGKILL, "trap '' INT TERM; ", marks=pytest.mark.slow),
-    ],  # seconds
-    ids=[*(number.name for number in SIGNALS), "ignoring"],
-)
-def test_run_ends_with_its_process_and_descendants(number: signal.Signals, first: str, tmp_path: Path) -> None:
-    shell = f"{first}sh -c 'sleep 600 & sleep 600' & touch {tmp_path / 'begun'}; wait; sleep 600"
-    holder = subprocess.Popen([sys.executable, "-c", RUNS, shell], cwd=ROOT, text=True, stderr=subprocess.DEVNULL)
-    wait_until((tmp_path / "begun").exists)
-    wait_until(lambda: len(list_children(holder.pid)) == 5)  # supervisor, shells, sleeps
-    started = list_children(holder.pid)
-    holder.send_signal(number)
-    holder.wait(SECONDS)
-    wait_until(lambda: have_ended(started))
+def test_run_ends_with_its_process_and_descendants(tmp_path: Path) -> None:
+    cases = {number.name: (number, "") for number in SIGNALS} | {"ignoring": (signal.SIGKILL, "trap '' INT TERM; ")}
+    holders = {}
+    for name, (_, first) in cases.items():
+        shell = f"{first}sh -c 'sleep 600 & sleep 600' & touch {tmp_path / name}; wait; sleep 600"
+        command = [sys.executable, "-c", RUNS, shell]
+        holders[name] = subprocess.Popen(command, cwd=ROOT, text=True, stderr=subprocess.DEVNULL)
+    started = {}
+    for name, holder in holders.items():
+        wait_until((tmp_path / name).exists)
+        wait_until(lambda: len(list_children(holder.pid)) == 5)  # noqa: B023  # supervisor, shells, sleeps
+        started[name] = list_children(holder.pid)
+    for name, (number, _) in cases.items():
+        holders[name].send_signal(number)
+    for name, holder in holders.items():
+        holder.wait(SECONDS)
+        wait_until(lambda: have_ended(started[name]))  # noqa: B023
 
 
 def test_stop_threads_on_error_ends_commands_of_threads(tmp_path: Path) -> None:
