@@ -54,7 +54,7 @@ def run_mutants(module: str, tests: str, marks: str) -> dict[str, int]:
 def main(modules: list[str]) -> int:
     config = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["abstain"]["mutants"]
     if unknown := set(modules) - config.keys():
-        sys.exit(f"no floor in pyproject.toml: {', '.join(unknown)}; there is one of: {', '.join(config)}")
+        sys.exit(f"no floor in pyproject.toml: {', '.join(sorted(unknown))}; there is one of: {', '.join(config)}")
     is_below = False
     for module in modules or config:
         folder, _, name = module.rpartition("/")

@@ -133,6 +133,9 @@ def test_review_queue_answers_are_ingested_with_weight(small_project: Project) -
     assert "not checked" not in report, "no source's own weight"
     found = [row for row in DataStore(small_project.workspace / "data").iter_rows(Review) if row.reviewer == "ann"]
     assert len(found) == 3 and all(row.inclusion_probability == drawn[row.interaction_id] for row in found)
+    before = small_project.git("rev-parse", "main", cwd=small_project.home / "origin.git")
+    small_project.run("abstain", "ingest")
+    assert small_project.git("rev-parse", "main", cwd=small_project.home / "origin.git") == before
 
 
 def test_add_sampling_priorities_uses_promoted_probe(trained: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
